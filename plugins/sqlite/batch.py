@@ -46,12 +46,13 @@ class Batch:
         self._results.append((key, repeat))
 
     def changes(
-        self, stored: Iterable[bytes], is_linked: Callable[[str, str, str], bool]
+        self, stored: Iterable[bytes], is_linked: Callable[[str, str, str, int], bool]
     ) -> list[tuple[Event, Sequence[EncodedChange]]]:
         """Return the events that change profiles, each with its changes, in their order.
 
         :param stored: the keys of the newly stored events.
-        :param is_linked: tells whether a workspace's user is known to be linked to an anonymous id.
+        :param is_linked: tells whether a workspace's user is known to be linked to an anonymous id
+            by an event that was received before a time.
         """
         found: list[tuple[Event, Sequence[EncodedChange]]] = []
         if not self._changes:
@@ -62,7 +63,7 @@ class Batch:
             changing = self._changes[key]
             if changing is None:
                 row = self.rows[key]
-                if is_linked(row[1], row[5], row[6]):
+                if is_linked(row[1], row[5], row[6], row[8]):
                     continue
                 changing = _changes(row)
             found.append(changing)

@@ -26,7 +26,7 @@ from engage.api import (
 from . import schema
 from .batch import Batch
 from .connection import Settings, is_text, key_of, translating_errors
-from .tables import counts, dead_letters, events, records, subscriptions
+from .tables import counts, dead_letters, events, people, records, subscriptions
 from .transactions import Transactions
 
 #: Seconds without an event after which :meth:`Engine.work` makes separate transactions.
@@ -164,12 +164,16 @@ class Engine(Transactions):
         with translating_errors(self.settings.path), self._transaction(needs_space=False) as db:
             return events.expire(db, before, limit, force)
 
+    def delete_visitors(self, visitors: Sequence[int], before: int) -> int:
+        """Delete old visitors, and return how many; see :meth:`ProfileStore.expire_visitors`."""
+        with translating_errors(self.settings.path), self._transaction(needs_space=False) as db:
+            return people.delete_visitors(db, visitors, before)
+
     # ---------------------------------------------------- subscriptions and dead letters
     def apply(self, change: SubscriptionChange) -> dict[str, bool]:
-        """Apply a change of a user's choices, and return all choices of the user."""
+        """Apply a change of a user's choices, and return all choices of the person."""
         with translating_errors(self.settings.path), self._transaction() as db:
-            if subscriptions.apply(db, change):
-                self._profiles.ensure_user(db, change.workspace_id, change.user_id, change.at)
+            subscriptions.apply(db, change)
             return subscriptions.state(db, change.workspace_id, change.user_id)
 
     def keep(self, letters: Sequence[DeadLetter]) -> list[bool]:

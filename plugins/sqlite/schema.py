@@ -26,6 +26,16 @@ APPLICATION_ID: Final = 0x656E6767
 #: Kinds of ``profiles``.
 USER: Final = 0
 GROUP: Final = 1
+VISITOR: Final = 2
+
+_LINKS_FIRST: Final = """CREATE INDEX links_first
+    ON links (workspace, anonymous_id, received_at, message_id, origin)
+    WHERE received_at IS NOT NULL AND undone = 0"""
+_IDENTIFIERS_KIND: Final = """CREATE INDEX identifiers_kind
+    ON identifiers (workspace, trait, value, kind, claimed_at, profile)"""
+# How many visitors there are.
+_VISITOR_TOTALS: Final = """CREATE TABLE visitor_totals (
+    workspace TEXT PRIMARY KEY, count INTEGER NOT NULL) WITHOUT ROWID"""
 
 _TABLES: Final = (
     # Numbers of the store itself: version, min_reader, opens (how often it was opened), merged (the
@@ -48,13 +58,16 @@ _TABLES: Final = (
         PRIMARY KEY (part, key)) WITHOUT ROWID""",
     # Events arrive nearly in this order, so the index costs little; expiry and --since use it.
     "CREATE INDEX events_received ON events (received_at)",
-    # A user without created_at does not exist yet: an anonymous id was linked to the user id.
+    # No event made a user without created_at exist: it has links, or made a choice. The chosen_
+    # times are those of the choices. Of visitors, changed_at is when the last event was received.
     """CREATE TABLE profiles (
         id INTEGER PRIMARY KEY, workspace TEXT NOT NULL, kind INTEGER NOT NULL, name TEXT NOT NULL,
         created_at INTEGER, updated_at INTEGER,
         traits INTEGER NOT NULL, trait_bytes INTEGER NOT NULL,
         links INTEGER NOT NULL, memberships INTEGER NOT NULL,
+        chosen_first INTEGER, chosen_last INTEGER, changed_at INTEGER,
         UNIQUE (workspace, kind, name))""",
+    _VISITOR_TOTALS,
     # Registers: the greatest (timestamp, message_id, origin) wins. size counts towards the limit;
     # it is 0 for what does not count: a declared identifier trait, and a trait that is removed.
     """CREATE TABLE traits (
@@ -65,18 +78,23 @@ _TABLES: Final = (
         profile INTEGER NOT NULL, group_id TEXT NOT NULL, timestamp INTEGER NOT NULL,
         message_id TEXT NOT NULL, origin TEXT NOT NULL, assigned INTEGER NOT NULL,
         PRIMARY KEY (profile, group_id)) WITHOUT ROWID""",
+    # The first event that made the link; without received_at there was none, but an operator's
+    # decision, whose version is beside it: whether the link is undone.
     """CREATE TABLE links (
-        profile INTEGER NOT NULL, anonymous_id TEXT NOT NULL,
-        PRIMARY KEY (profile, anonymous_id)) WITHOUT ROWID""",
+        profile INTEGER NOT NULL, anonymous_id TEXT NOT NULL, workspace TEXT NOT NULL,
+        received_at INTEGER, message_id TEXT NOT NULL, origin TEXT NOT NULL,
+        decided_at INTEGER NOT NULL, decision_id TEXT NOT NULL, decision_origin TEXT NOT NULL,
+        undone INTEGER NOT NULL, PRIMARY KEY (profile, anonymous_id)) WITHOUT ROWID""",
+    _LINKS_FIRST,
     # The current values of declared identifier traits, in the form in which they are looked up.
     """CREATE TABLE identifiers (
         profile INTEGER NOT NULL, trait TEXT NOT NULL, workspace TEXT NOT NULL, value TEXT NOT NULL,
-        claimed_at INTEGER NOT NULL, PRIMARY KEY (profile, trait)) WITHOUT ROWID""",
-    """CREATE INDEX identifiers_claimed
-        ON identifiers (workspace, trait, value, claimed_at, profile)""",
-    # When an event first set a trait of a user to a value: see ProfileStore.find_users. Only for
-    # declared identifier traits, and for values that the user does not have now; a row for the
-    # current value may exist as well.
+        claimed_at INTEGER NOT NULL, kind INTEGER NOT NULL,
+        PRIMARY KEY (profile, trait)) WITHOUT ROWID""",
+    _IDENTIFIERS_KIND,
+    # When an event first set a trait of a user or visitor to a value: see
+    # ProfileStore.find_users. Only for declared identifier traits, and for values that the user
+    # does not have now; a row for the current value may exist as well.
     """CREATE TABLE claims (
         profile INTEGER NOT NULL, trait TEXT NOT NULL, value TEXT NOT NULL,
         received_at INTEGER NOT NULL, PRIMARY KEY (profile, trait, value)) WITHOUT ROWID""",
@@ -87,7 +105,7 @@ _TABLES: Final = (
     """CREATE TABLE choices (
         id INTEGER PRIMARY KEY, workspace TEXT NOT NULL, user_id TEXT NOT NULL,
         group_id TEXT NOT NULL, subscribed INTEGER NOT NULL, updated_at INTEGER NOT NULL,
-        UNIQUE (workspace, user_id, group_id))""",
+        change_id TEXT NOT NULL, UNIQUE (workspace, user_id, group_id))""",
     "CREATE TABLE changes (key BLOB PRIMARY KEY) WITHOUT ROWID",
     """CREATE TABLE history (
         seq INTEGER PRIMARY KEY AUTOINCREMENT, change_id TEXT NOT NULL, workspace TEXT NOT NULL,
@@ -128,7 +146,29 @@ _TABLES: Final = (
 )
 
 #: Version → the statements that make a store of it from one of the version before.
-MIGRATIONS: Final[Mapping[int, Sequence[str]]] = {}
+MIGRATIONS: Final[Mapping[int, Sequence[str]]] = {
+    1: (
+        "ALTER TABLE profiles ADD COLUMN chosen_first INTEGER",
+        "ALTER TABLE profiles ADD COLUMN chosen_last INTEGER",
+        "ALTER TABLE profiles ADD COLUMN changed_at INTEGER",
+        _VISITOR_TOTALS,
+        "ALTER TABLE links ADD COLUMN workspace TEXT NOT NULL DEFAULT ''",
+        # Older than all.
+        "ALTER TABLE links ADD COLUMN received_at INTEGER DEFAULT 0",
+        "ALTER TABLE links ADD COLUMN message_id TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE links ADD COLUMN origin TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE links ADD COLUMN decided_at INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE links ADD COLUMN decision_id TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE links ADD COLUMN decision_origin TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE links ADD COLUMN undone INTEGER NOT NULL DEFAULT 0",
+        "UPDATE links SET workspace = (SELECT workspace FROM profiles WHERE id = profile)",
+        _LINKS_FIRST,
+        f"ALTER TABLE identifiers ADD COLUMN kind INTEGER NOT NULL DEFAULT {USER}",
+        "DROP INDEX identifiers_claimed",
+        _IDENTIFIERS_KIND,
+        "ALTER TABLE choices ADD COLUMN change_id TEXT NOT NULL DEFAULT ''",
+    )
+}
 
 
 class NotADatabase(StorageIncompatible, StorageUnavailable):
@@ -245,9 +285,10 @@ def require_current(db: sqlite3.Connection, path: str) -> None:
 
 
 def version_of(db: sqlite3.Connection) -> int:
-    """Return the version of a store."""
+    """Return the version of a store: 0 if it is of version 1, from before visitors."""
     (version,) = db.execute("SELECT value FROM store WHERE name = 'version'").fetchone()
-    return int(version)
+    has_visitors = "SELECT 1 FROM sqlite_master WHERE name = 'visitor_totals'"
+    return 0 if version == 1 and db.execute(has_visitors).fetchone() is None else int(version)
 
 
 def verify(db: sqlite3.Connection, path: str) -> None:

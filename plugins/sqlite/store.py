@@ -35,11 +35,12 @@ from engage.api import (
     SubscriptionState,
     SubscriptionStore,
     UserProfile,
+    VisitorProfile,
 )
 
 from .connection import Settings, is_text, key_of
 from .reader import Reader
-from .tables import counts, dead_letters, events, identifiers, profiles, records, subscriptions
+from .tables import counts, dead_letters, events, people, records, subscriptions
 from .worker_thread import WorkerThread
 from .writer import operations
 from .writer.writer import Writer
@@ -63,6 +64,9 @@ class SqliteStorage(
         self._writer = Writer(settings, had_store=had_store, supervised=supervised)
         self._reader = Reader(settings)
         self._reader_thread: WorkerThread | None = None
+        self._people = people.People(settings.limits, settings.identifiers)
+        #: Where the next call of ``expire_visitors`` continues.
+        self._expired: int | None = None
         self.dropped_changes = 0
 
     @classmethod
@@ -180,41 +184,61 @@ class SqliteStorage(
 
     # -------------------------------------------------------------------------- profiles
     async def profile(self, workspace_id: str, user_id: str) -> UserProfile | None:
-        return await self._read(profiles.find, workspace_id, user_id)
+        return await self._read(self._people.find, workspace_id, user_id)
 
     async def find_users(
         self, workspace_id: str, trait: str, values: Sequence[str]
     ) -> Mapping[str, Sequence[str]]:
-        return await self._read(identifiers.find_users, workspace_id, trait, values)
+        return await self._read(self._people.find_users, workspace_id, trait, values)
+
+    async def find_visitors(
+        self, workspace_id: str, trait: str, values: Sequence[str]
+    ) -> Mapping[str, Sequence[str]]:
+        return await self._read(people.find_visitors, workspace_id, trait, values)
 
     async def holders(
         self, workspace_id: str, trait: str, value: str, *, after: str | None, limit: int
     ) -> Page[str]:
-        place = None
-        if after is not None:
-            claimed, _, profile = after.partition(".")
-            place = (int(claimed), int(profile))
-        names, last = await self._read(
-            identifiers.holders, workspace_id, trait, value, place, limit
-        )
-        return Page(names, None if last is None else f"{last[0]}.{last[1]}")
+        place = None if after is None else _place(after, int, int, int)
+        names, last = await self._read(people.holders, workspace_id, trait, value, place, limit)
+        return Page(names, _cursor(last))
+
+    async def visitor(self, workspace_id: str, anonymous_id: str) -> VisitorProfile | None:
+        return await self._read(people.find_visitor, workspace_id, anonymous_id)
+
+    async def scan_visitors(
+        self, workspace_id: str | None, *, after: str | None, limit: int
+    ) -> Page[VisitorProfile]:
+        return await self._page(people.scan_visitors, workspace_id, after=after, limit=limit)
+
+    async def expire_visitors(self, before: int, *, limit: int) -> int:
+        # The reader looks for them, because most visitors may belong to users.
+        old: list[int] = []
+        while len(old) < limit:
+            found, self._expired = await self._read(
+                people.old_visitors, before, self._expired, limit - len(old)
+            )
+            old += found
+            if self._expired is None:
+                break
+        return await self._writer.call(operations.DELETE_VISITORS, old, before) if old else 0
 
     async def users_beginning(
         self, workspace_id: str, text: str, *, trait: str | None = None, limit: int
     ) -> Sequence[str]:
         if not is_text(text):
             return ()
-        return await self._read(profiles.users_beginning, workspace_id, trait, text, limit)
+        return await self._read(people.users_beginning, workspace_id, trait, text, limit)
 
     async def scan_users(
         self, workspace_id: str | None, *, after: str | None, limit: int
     ) -> Page[UserProfile]:
-        return await self._page(profiles.scan_users, workspace_id, after=after, limit=limit)
+        return await self._page(self._people.scan_users, workspace_id, after=after, limit=limit)
 
     async def scan_groups(
         self, workspace_id: str | None, *, after: str | None, limit: int
     ) -> Page[GroupProfile]:
-        return await self._page(profiles.scan_groups, workspace_id, after=after, limit=limit)
+        return await self._page(people.scan_groups, workspace_id, after=after, limit=limit)
 
     # --------------------------------------------------------------------- subscriptions
     async def apply(self, change: SubscriptionChange) -> Mapping[str, bool]:

@@ -7,67 +7,69 @@ Pure functions; ``profiles.py`` compares the result with the stored profiles.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Final
 
 import orjson
 
+from engage import api
 from engage.api import (
     Change,
     Event,
-    GroupTraits,
+    Kind,
     Link,
+    LinkDecision,
     Membership,
     RemovedTraits,
     Seen,
-    UserTraits,
+    Version,
     identifier_value,
 )
 
-from ..schema import GROUP, USER
+from ..schema import GROUP, USER, VISITOR
 
-#: A user or a group: (workspace, kind, name).
+#: A user, a visitor or a group: (workspace, kind, name).
 Subject = tuple[str, int, str]
-#: (timestamp, message id, origin): the greatest wins.
-Version = tuple[int, str, str]
+#: A user, and an anonymous id.
+Pair = tuple[Subject, str]
+
+#: Their numbers in the tables.
+KINDS: Final = {Kind.USER: USER, Kind.VISITOR: VISITOR, Kind.GROUP: GROUP}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Traits:
-    """:class:`UserTraits`, :class:`RemovedTraits` or :class:`GroupTraits`.
+    """:class:`engage.api.Traits` or :class:`RemovedTraits`.
 
     Each value is compact JSON, or ``None`` if the trait is removed.
     """
 
-    kind: int
-    name: str
+    kind: Kind
+    id: str
     traits: Mapping[str, bytes | None]
 
 
-EncodedChange = Seen | Traits | Membership | Link
+EncodedChange = Seen | Traits | Membership | Link | LinkDecision
 
 
 def encode(change: Change) -> EncodedChange:
     """Return a change with the values of its traits in the form in which they are stored."""
-    if isinstance(change, UserTraits):
-        return Traits(USER, change.user_id, _encoded(change.traits))
+    if isinstance(change, api.Traits):
+        values = {trait: orjson.dumps(value) for trait, value in change.traits.items()}
+        return Traits(change.kind, change.id, values)
     if isinstance(change, RemovedTraits):
-        return Traits(USER, change.user_id, dict.fromkeys(change.traits))
-    if isinstance(change, GroupTraits):
-        return Traits(GROUP, change.group_id, _encoded(change.traits))
+        return Traits(change.kind, change.id, dict.fromkeys(change.names))
     return change
-
-
-def _encoded(traits: Mapping[str, Any]) -> dict[str, bytes]:
-    return {trait: orjson.dumps(value) for trait, value in traits.items()}
 
 
 @dataclasses.dataclass(slots=True)
 class FoldedChanges:
-    """The changes of one write: one entry per user, group, trait, membership and link."""
+    """The changes of one write: one entry per profile, trait, membership and link."""
 
     #: First and last timestamp.
     seen: dict[Subject, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    #: Visitor → when the last event was received.
+    visited: dict[Subject, int] = dataclasses.field(default_factory=dict)
     #: The value is ``None`` if the trait is removed.
     traits: dict[tuple[Subject, str], tuple[Version, bytes | None]] = dataclasses.field(
         default_factory=dict
@@ -80,18 +82,22 @@ class FoldedChanges:
     memberships: dict[tuple[Subject, str], tuple[Version, bool]] = dataclasses.field(
         default_factory=dict
     )
-    links: dict[tuple[Subject, str], None] = dataclasses.field(default_factory=dict)
+    #: The first of the events that made the link: received at, message id, origin.
+    links: dict[Pair, Version] = dataclasses.field(default_factory=dict)
+    #: An operator's: whether the link does not count.
+    decisions: dict[Pair, tuple[Version, bool]] = dataclasses.field(default_factory=dict)
 
 
 def fold(
     changes: Iterable[tuple[Event, Sequence[EncodedChange]]],
-    known_links: Container[tuple[Subject, str]],
+    known_links: Mapping[Pair, int],
     identifiers: Mapping[str, Collection[str]],
 ) -> FoldedChanges:
     """Return the changes of a write, folded.
 
     :param changes: events with their changes, in order of arrival.
-    :param known_links: links that are known to be stored; they are left out.
+    :param known_links: links that are stored, and when the first event was received; later links
+        are left out.
     :param identifiers: workspace id → the traits by which its users are looked up.
     """
     folded = FoldedChanges()
@@ -100,27 +106,32 @@ def fold(
         version = (at, event.message_id, event.origin)
         for change in event_changes:
             match change:
-                case Seen(user):
-                    _extend(folded.seen, (workspace, USER, user), at)
+                case Seen(kind, name):
+                    subject = (workspace, KINDS[kind], name)
+                    _extend(folded.seen, subject, at)
+                    if kind is Kind.VISITOR:
+                        last = folded.visited.get(subject, event.received_at)
+                        folded.visited[subject] = max(last, event.received_at)
                 case Traits(kind, name, traits):
-                    subject = (workspace, kind, name)
-                    if kind == GROUP:
-                        _extend(folded.seen, subject, at)
+                    subject = (workspace, KINDS[kind], name)
                     for trait, value in traits.items():
                         _keep_greatest(folded.traits, (subject, trait), version, value)
-                    if kind == USER:
+                    if kind is not Kind.GROUP:
                         for trait in identifiers.get(workspace, ()):
                             if trait in traits:
                                 _claim(folded, subject, trait, traits[trait], version, event)
-                case Membership(user, group, assigned):
-                    register = ((workspace, USER, user), group)
+                case Membership(kind, name, group, assigned):
+                    register = ((workspace, KINDS[kind], name), group)
                     _keep_greatest(folded.memberships, register, version, assigned)
                 case Link(user, anonymous):
                     link = ((workspace, USER, user), anonymous)
-                    # An anonymous id that is the id of a user is not linked. That user may also
-                    # appear earlier in this write.
-                    if link not in known_links and (workspace, USER, anonymous) not in folded.seen:
-                        folded.links[link] = None
+                    known = known_links.get(link)
+                    if known is None or event.received_at <= known:
+                        first = (event.received_at, event.message_id, event.origin)
+                        folded.links[link] = min(first, folded.links.get(link, first))
+                case LinkDecision(user, anonymous, counts):
+                    pair = ((workspace, USER, user), anonymous)
+                    _keep_greatest(folded.decisions, pair, version, not counts)
     return folded
 
 
@@ -149,5 +160,6 @@ def _keep_greatest(
     registers: dict[Any, tuple[Version, Any]], key: Any, version: Version, value: Any
 ) -> None:
     known = registers.get(key)
-    if known is None or known[0] < version:
+    # Of two changes of one event, the second wins.
+    if known is None or known[0] <= version:
         registers[key] = (version, value)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Users by the value of an identifier trait, such as an e-mail address.
+"""The values of identifier traits, such as e-mail addresses, and when they were claimed.
 
 The table ``identifiers`` holds the current values of the declared traits in the form in which they
 are looked up, and when each user first had its value; ``indexed`` names the traits for which it is
@@ -11,17 +11,13 @@ from __future__ import annotations
 import dataclasses
 import sqlite3
 from collections.abc import Collection, Container, Mapping, Sequence
-from typing import Final
 
 import orjson
 
-from engage.api import MAX_CLAIMS, MAX_USERS, identifier_value
+from engage.api import MAX_CLAIMS, identifier_value
 
-from ..connection import insert, is_text, look_up
-from ..schema import USER, require_readable
-
-#: Less than every claim.
-_BEFORE_ALL: Final = -(2**63)
+from ..connection import insert, look_up
+from ..schema import GROUP, require_readable
 
 #: Workspace id → the traits by which its users are looked up.
 Declared = Mapping[str, Collection[str]]
@@ -66,20 +62,20 @@ def index(db: sqlite3.Connection, declared: Declared) -> None:
                 )
         for workspace, trait in sorted(wanted - existing):
             found = db.execute(
-                "SELECT p.id, t.value FROM profiles p CROSS JOIN traits t "
-                "ON t.profile = p.id AND t.trait = ? WHERE p.workspace = ? AND p.kind = ?",
-                (trait, workspace, USER),
+                "SELECT p.id, p.kind, t.value FROM profiles p CROSS JOIN traits t "
+                "ON t.profile = p.id AND t.trait = ? WHERE p.workspace = ? AND p.kind <> ?",
+                (trait, workspace, GROUP),
             )
-            for profile, encoded in found:
+            for profile, kind, encoded in found:
                 value = identifier_value(trait, orjson.loads(encoded))
                 if value is not None:
                     # Without a claim, it was set before claims were recorded: 0 is older than all.
                     db.execute(
                         "INSERT OR REPLACE INTO identifiers "
-                        "(profile, trait, workspace, value, claimed_at) "
-                        "SELECT ?1, ?2, ?3, ?4, coalesce((SELECT received_at FROM claims "
+                        "(profile, trait, workspace, value, kind, claimed_at) "
+                        "SELECT ?1, ?2, ?3, ?4, ?5, coalesce((SELECT received_at FROM claims "
                         "WHERE profile = ?1 AND trait = ?2 AND value = ?4), 0)",
-                        (profile, trait, workspace, value),
+                        (profile, trait, workspace, value, kind),
                     )
             db.execute("INSERT INTO indexed VALUES (?, ?)", (workspace, trait))
         db.execute("COMMIT")
@@ -91,13 +87,14 @@ def index(db: sqlite3.Connection, declared: Declared) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Updates:
-    """The changes of one write to declared identifier traits. Users are given by their numbers."""
+    """The changes of one write to declared identifier traits. Users and visitors are given by their
+    numbers."""
 
     #: (user, trait, value) → least time of receipt, in order of arrival.
     claims: Mapping[tuple[int, str, str], int]
-    #: (user, trait) → workspace, and the value that the trait has now: ``None`` if no user can be
-    #: looked up by it.
-    values: Mapping[tuple[int, str], tuple[str, str | None]]
+    #: (user, trait) → workspace, kind, and the value that the trait has now: ``None`` if no user
+    #: can be looked up by it.
+    values: Mapping[tuple[int, str], tuple[str, int, str | None]]
 
 
 def update(db: sqlite3.Connection, updates: Updates, new: Container[int]) -> None:
@@ -132,9 +129,9 @@ def update(db: sqlite3.Connection, updates: Updates, new: Container[int]) -> Non
                 (at, profile, trait),
             )
     now = {}
-    for key, (workspace, current) in values.items():
-        if (before[key][0] if key in before else None) != current:
-            now[key] = (workspace, current)
+    for key, subject in values.items():
+        if (before[key][0] if key in before else None) != subject[2]:
+            now[key] = subject
             others.setdefault(key, {})
     if others:
         _update(db, others, before, now, new)
@@ -144,14 +141,14 @@ def _update(
     db: sqlite3.Connection,
     others: Mapping[tuple[int, str], Mapping[str, int]],
     before: Mapping[tuple[int, str], tuple[str, int]],
-    now: Mapping[tuple[int, str], tuple[str, str | None]],
+    now: Mapping[tuple[int, str], tuple[str, int, str | None]],
     new: Container[int],
 ) -> None:
     """Store the claims of other values than the current ones, and the current values that change.
 
     :param others: (user, trait) → value → least time of receipt.
     :param before: (user, trait) → the value so far, and its claim.
-    :param now: (user, trait) → workspace and value, if the value changes.
+    :param now: (user, trait) → workspace, kind and value, if the value changes.
     """
     # The value so far was claimed first.
     claimed = {
@@ -168,7 +165,7 @@ def _update(
     todo, current, gone = [], [], []
     for key, found in claimed.items():
         count = counts.get(key, 0)
-        _, value = now.get(key) or ("", before[key][0] if key in before else None)
+        value = now[key][-1] if key in now else before.get(key, (None, 0))[0]
         for other, at in found.items():
             known = stored.get((*key, other))
             kept = known is not None or count < MAX_CLAIMS
@@ -181,7 +178,7 @@ def _update(
             gone.append(key)
         else:
             at = min(found[value], stored.get((*key, value), found[value]))
-            current.append((*key, now[key][0], value, at))
+            current.append((*key, *now[key], at))
     insert(
         db,
         "INSERT INTO claims (profile, trait, value, received_at)",
@@ -190,7 +187,7 @@ def _update(
     )
     insert(
         db,
-        "INSERT OR REPLACE INTO identifiers (profile, trait, workspace, value, claimed_at)",
+        "INSERT OR REPLACE INTO identifiers (profile, trait, workspace, kind, value, claimed_at)",
         current,
     )
     for key in gone:
@@ -206,42 +203,3 @@ def _counts(
         f"WHERE profile = column1 AND trait = column2 LIMIT {MAX_CLAIMS})) FROM {{keys}}"
     )
     return {(profile, trait): count for profile, trait, count in look_up(db, query, users)}
-
-
-def find_users(
-    db: sqlite3.Connection, workspace_id: str, trait: str, values: Sequence[str]
-) -> dict[str, list[str]]:
-    """Return the users who have one of these values: value → user ids, oldest claim first."""
-    found = {}
-    for value in filter(is_text, values):
-        users = db.execute(
-            "SELECT p.name FROM identifiers i CROSS JOIN profiles p ON p.id = i.profile "
-            "WHERE i.workspace = ? AND i.trait = ? AND i.value = ? "
-            "ORDER BY i.claimed_at, i.profile LIMIT ?",
-            (workspace_id, trait, value, MAX_USERS),
-        ).fetchall()
-        if users:
-            found[value] = [name for (name,) in users]
-    return found
-
-
-def holders(
-    db: sqlite3.Connection,
-    workspace_id: str,
-    trait: str,
-    value: str,
-    after: tuple[int, int] | None,
-    limit: int,
-) -> tuple[list[str], tuple[int, int] | None]:
-    """Return a page of the users who have a value, oldest claim first, and its cursor."""
-    if not is_text(value):
-        return [], None
-    rows = db.execute(
-        "SELECT p.name, i.claimed_at, i.profile FROM identifiers i "
-        "CROSS JOIN profiles p ON p.id = i.profile "
-        "WHERE i.workspace = ? AND i.trait = ? AND i.value = ? "
-        "AND (i.claimed_at, i.profile) > (?, ?) ORDER BY i.claimed_at, i.profile LIMIT ?",
-        (workspace_id, trait, value, *(after or (_BEFORE_ALL, 0)), limit),
-    ).fetchall()
-    last = rows[-1][1:] if len(rows) == limit else None
-    return [name for name, *_ in rows], last

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of users and groups: the merge of the stored events.
+"""Rows of users, visitors and groups: the merge of the stored events.
 
 The changes of a write are folded in memory (``changes.py``), compared with the stored profiles in
 one look-up for each table, and written with a few statements, in the transaction that stores the
@@ -10,20 +10,18 @@ from __future__ import annotations
 
 import dataclasses
 import sqlite3
-import sys
-from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import orjson
 
-from engage.api import Event, GroupProfile, ProfileLimits, UserProfile
+from engage.api import Event, ProfileLimits, Version
 
-from ..connection import insert, is_text, look_up
-from ..schema import GROUP, USER
+from ..connection import insert, look_up
+from ..schema import USER
 from . import identifiers
-from .changes import EncodedChange, FoldedChanges, Subject, Version, fold
-from .paging import Window
+from .changes import KINDS, EncodedChange, FoldedChanges, Pair, Subject, fold
 
 #: The value of a trait that is removed. No other value begins with a space.
 REMOVED: Final = b" null"
@@ -31,19 +29,24 @@ REMOVED: Final = b" null"
 #: How many stored links are remembered: most events of a visitor then need no look-up of the link.
 _MAX_KNOWN_LINKS: Final = 100_000
 
+#: A link without an operator's decision.
+_UNDECIDED: Final[tuple[Version, bool]] = ((0, "", ""), False)
+
 
 @dataclasses.dataclass(slots=True)
 class _Row:
     """One row of ``profiles``."""
 
     id: int
-    #: ``None``: the user does not exist yet, but has links.
+    #: ``None``: no event made the user exist.
     created_at: int | None = None
     updated_at: int | None = None
     traits: int = 0
     trait_bytes: int = 0
     links: int = 0
     memberships: int = 0
+    #: Of a visitor.
+    changed_at: int | None = None
     #: Whether this write makes the row: then nothing else is stored of it.
     new: bool = False
     changed: bool = False
@@ -55,21 +58,24 @@ class Applied:
 
     #: How many changes were dropped because of a limit.
     dropped: int = 0
-    #: Links that are stored once the transaction is committed.
-    links: Sequence[tuple[Subject, str]] = ()
+    #: Links that are stored once the transaction is committed, and when the first event that made
+    #: each was received.
+    links: Mapping[Pair, int] = dataclasses.field(default_factory=dict)
 
 
 class Profiles:
     """Applies the changes of events, and remembers which links are stored.
 
-    :param limits: per user and group.
+    :param limits: per user, visitor and group.
     :param declared: the traits by which users are looked up, by workspace.
     """
 
     def __init__(self, limits: ProfileLimits, declared: Mapping[str, Sequence[str]]) -> None:
         self._limits = limits
+        #: Kind → traits, bytes of traits, memberships.
+        self._most = {number: limits.of(kind) for kind, number in KINDS.items()}
         self._identifiers = identifiers.declared(declared)
-        self._links: OrderedDict[tuple[Subject, str], None] = OrderedDict()
+        self._links: OrderedDict[Pair, int] = OrderedDict()
 
     def prepare(self, db: sqlite3.Connection, *, serving: bool) -> None:
         """Make this object fit a newly opened store.
@@ -83,23 +89,16 @@ class Profiles:
         else:
             self._identifiers = identifiers.indexed(db)
 
-    def is_linked(self, workspace_id: str, user_id: str, anonymous_id: str) -> bool:
-        """Return whether this link is known to be stored."""
-        return ((workspace_id, USER, user_id), anonymous_id) in self._links
+    def is_linked(self, workspace_id: str, user_id: str, anonymous_id: str, at: int) -> bool:
+        """Return whether this link is known to be stored with an event received before ``at``."""
+        known = self._links.get(((workspace_id, USER, user_id), anonymous_id))
+        return known is not None and known < at
 
     def remember_links(self, applied: Applied) -> None:
         """Remember the links of a write whose transaction is committed."""
-        for link in applied.links:
-            self._links[link] = None
+        self._links.update(applied.links)
         while len(self._links) > _MAX_KNOWN_LINKS:
             self._links.popitem(last=False)
-
-    def ensure_user(self, db: sqlite3.Connection, workspace_id: str, user_id: str, at: int) -> None:
-        """Make a user exist, as an event of the time ``at`` would."""
-        subject = (workspace_id, USER, user_id)
-        rows = _load(db, [subject])
-        _set_times(rows, FoldedChanges(seen={subject: (at, at)}))
-        _store(db, rows)
 
     def apply(
         self, db: sqlite3.Connection, changes: Sequence[tuple[Event, Sequence[EncodedChange]]]
@@ -108,26 +107,44 @@ class Profiles:
         if not changes:
             return Applied()
         folded = fold(changes, self._links, self._identifiers)
-        subjects = {subject for subject, _ in folded.links}
+        subjects = {subject for subject, _ in (*folded.links, *folded.decisions)}
         subjects.update(folded.seen)
         if not subjects:
             return Applied()
-        # The users, if any, whose ids are the anonymous ids of the links.
-        namesakes = {(workspace, USER, name) for (workspace, _, _), name in folded.links}
-        rows = _load(db, subjects, namesakes)
-        for link in list(folded.links):
-            (workspace, _, _), name = link
-            known = rows.get((workspace, USER, name))
-            if known is not None and not known.new and known.created_at is not None:
-                del folded.links[link]
+        rows = _load(db, subjects)
+        dropped = self._limit_visitors(db, rows, folded) if folded.visited else 0
         _set_times(rows, folded)
-        dropped = self._set_traits(db, rows, folded)
+        dropped += self._set_traits(db, rows, folded)
         dropped += self._set_memberships(db, rows, folded.memberships)
-        over_limit = self._add_links(db, rows, folded.links)
-        _store(db, {subject: row for subject, row in rows.items() if subject in subjects})
-        return Applied(
-            dropped + len(over_limit), [link for link in folded.links if link not in over_limit]
+        stored, over_limit = self._set_links(db, rows, folded)
+        _store(db, rows)
+        return Applied(dropped + over_limit, stored)
+
+    def _limit_visitors(
+        self, db: sqlite3.Connection, rows: dict[Subject, _Row], folded: FoldedChanges
+    ) -> int:
+        """Count new visitors, and leave out those that have no room; return how many."""
+        new = [visitor for visitor in folded.visited if rows[visitor].new]
+        query = (
+            "SELECT t.workspace, t.count FROM {keys} k CROSS JOIN visitor_totals t "
+            "ON t.workspace = k.column1"
         )
+        totals = Counter(dict(look_up(db, query, {(workspace,) for workspace, *_ in new})))
+        over_limit = set()
+        for visitor in new:
+            if totals[visitor[0]] >= self._limits.visitors:
+                over_limit.add(visitor)
+            else:
+                totals[visitor[0]] += 1
+        insert(db, "INSERT OR REPLACE INTO visitor_totals (workspace, count)", [*totals.items()])
+        for visitor in over_limit:
+            del rows[visitor], folded.seen[visitor]
+        if over_limit:
+            registers: list[dict[Any, Any]] = [folded.traits, folded.memberships]
+            for register in (*registers, folded.claims, folded.forms):
+                for key in [key for key in register if key[0] in over_limit]:
+                    del register[key]
+        return len(over_limit)
 
     def _set_traits(
         self,
@@ -142,6 +159,7 @@ class Profiles:
         winners, dropped = [], 0
         for (subject, trait), (version, value) in registers.items():
             row = rows[subject]
+            most, most_bytes, _ = self._most[subject[1]]
             known, before = stored.get((row.id, trait), (None, 0))
             if known is not None and known > version:
                 continue
@@ -150,8 +168,8 @@ class Profiles:
             if identifies and size <= self._limits.identifier_bytes:
                 size = 0
             added = bool(size) - bool(before)
-            if (added > 0 and row.traits >= self._limits.traits) or (
-                size > before and row.trait_bytes - before + size > self._limits.trait_bytes
+            if (added > 0 and row.traits >= most) or (
+                size > before and row.trait_bytes - before + size > most_bytes
             ):
                 dropped += 1
                 continue
@@ -160,7 +178,7 @@ class Profiles:
             row.changed = True
             winners.append((row.id, trait, *version, size, REMOVED if value is None else value))
             if identifies:
-                values[row.id, trait] = (subject[0], folded.forms[subject, trait])
+                values[row.id, trait] = (*subject[:2], folded.forms[subject, trait])
         insert(
             db,
             "INSERT OR REPLACE INTO traits "
@@ -190,7 +208,7 @@ class Profiles:
             known, _ = stored.get((row.id, group), (None, 0))
             if known is not None and known > version:
                 continue
-            if known is None and row.memberships >= self._limits.memberships:
+            if known is None and row.memberships >= self._most[subject[1]][2]:
                 dropped += 1
                 continue
             row.memberships += known is None
@@ -204,49 +222,64 @@ class Profiles:
         )
         return dropped
 
-    def _add_links(
-        self,
-        db: sqlite3.Connection,
-        rows: Mapping[Subject, _Row],
-        links: Mapping[tuple[Subject, str], None],
-    ) -> set[tuple[Subject, str]]:
-        """Store new links, and return those that were dropped because of the limit."""
+    def _set_links(
+        self, db: sqlite3.Connection, rows: Mapping[Subject, _Row], folded: FoldedChanges
+    ) -> tuple[dict[Pair, int], int]:
+        """Store links and decisions.
+
+        :return: links that are stored, with when the first event was received; and how many were
+            dropped because of the limit.
+        """
         query = (
-            "SELECT l.profile, l.anonymous_id FROM {keys} k CROSS JOIN links l "
+            "SELECT l.profile, l.anonymous_id, l.received_at, l.message_id, l.origin, "
+            "l.decided_at, l.decision_id, l.decision_origin, l.undone "
+            "FROM {keys} k CROSS JOIN links l "
             "ON l.profile = k.column1 AND l.anonymous_id = k.column2"
         )
-        old = [(rows[subject].id, name) for subject, name in links if not rows[subject].new]
-        stored = set(look_up(db, query, old))
-        added, over_limit = [], set()
-        for subject, name in links:
-            row = rows[subject]
-            if (row.id, name) in stored:
-                continue
-            if row.links >= self._limits.links:
-                over_limit.add((subject, name))
-                continue
-            row.links += 1
-            row.changed = True
-            added.append((row.id, name))
-        insert(db, "INSERT INTO links (profile, anonymous_id)", added)
-        return over_limit
+        pairs = {**folded.links, **folded.decisions}
+        old = [(rows[subject].id, name) for subject, name in pairs if not rows[subject].new]
+        stored = {
+            row[:2]: (None if row[2] is None else row[2:5], (row[5:8], bool(row[8])))
+            for row in look_up(db, query, old)
+        }
+        changed, kept, dropped = [], {}, 0
+        for pair in pairs:
+            subject, name = pair
+            row, made = rows[subject], folded.links.get(pair)
+            first, decision = known = stored.get((row.id, name), (None, _UNDECIDED))
+            if made is not None and first is None and row.links >= self._limits.links:
+                made = None
+                dropped += 1
+            if made is not None:
+                if first is None:
+                    first = made
+                    row.links += 1
+                    row.changed = True
+                first = min(first, made)
+                kept[pair] = first[0]
+            decision = max(decision, folded.decisions.get(pair, decision))
+            if (first, decision) != known:
+                version, undone = decision
+                least = first or (None, "", "")
+                changed.append((row.id, name, subject[0], *least, *version, undone))
+        insert(
+            db,
+            "INSERT OR REPLACE INTO links (profile, anonymous_id, workspace, received_at, "
+            "message_id, origin, decided_at, decision_id, decision_origin, undone)",
+            changed,
+        )
+        return kept, dropped
 
 
 # --------------------------------------------------------------------------------------- writing
-def _load(
-    db: sqlite3.Connection, subjects: Collection[Subject], others: Collection[Subject] = ()
-) -> dict[Subject, _Row]:
-    """Return the rows of ``subjects``, new ones for those that are not stored yet, and the rows of
-    those ``others`` that are stored.
-    """
+def _load(db: sqlite3.Connection, subjects: Collection[Subject]) -> dict[Subject, _Row]:
+    """Return the rows of ``subjects``, new ones for those that are not stored yet."""
     query = (
         "SELECT p.workspace, p.kind, p.name, p.id, p.created_at, p.updated_at, p.traits, "
-        "p.trait_bytes, p.links, p.memberships FROM {keys} k CROSS JOIN profiles p "
+        "p.trait_bytes, p.links, p.memberships, p.changed_at FROM {keys} k CROSS JOIN profiles p "
         "ON p.workspace = k.column1 AND p.kind = k.column2 AND p.name = k.column3"
     )
-    rows = {
-        (row[0], row[1], row[2]): _Row(*row[3:]) for row in look_up(db, query, {*subjects, *others})
-    }
+    rows = {(row[0], row[1], row[2]): _Row(*row[3:]) for row in look_up(db, query, subjects)}
     missing = [subject for subject in subjects if subject not in rows]
     if missing:
         (last,) = db.execute("SELECT max(id) FROM profiles").fetchone()
@@ -264,6 +297,9 @@ def _set_times(rows: Mapping[Subject, _Row], folded: FoldedChanges) -> None:
             row.created_at = min(first, row.created_at)
             row.updated_at = max(last, row.updated_at)
             row.changed = True
+    for subject, at in folded.visited.items():
+        if subject in rows and at > (rows[subject].changed_at or 0):
+            rows[subject].changed_at, rows[subject].changed = at, True
 
 
 def _stored(
@@ -290,7 +326,7 @@ def _store(db: sqlite3.Connection, rows: Mapping[Subject, _Row]) -> None:
     insert(
         db,
         "INSERT INTO profiles (id, workspace, kind, name, created_at, updated_at, traits, "
-        "trait_bytes, links, memberships)",
+        "trait_bytes, links, memberships, changed_at)",
         [
             (
                 row.id,
@@ -301,6 +337,7 @@ def _store(db: sqlite3.Connection, rows: Mapping[Subject, _Row]) -> None:
                 row.trait_bytes,
                 row.links,
                 row.memberships,
+                row.changed_at,
             )
             for subject, row in rows.items()
             if row.changed
@@ -308,104 +345,5 @@ def _store(db: sqlite3.Connection, rows: Mapping[Subject, _Row]) -> None:
         "ON CONFLICT (id) DO UPDATE SET created_at = excluded.created_at, "
         "updated_at = excluded.updated_at, traits = excluded.traits, "
         "trait_bytes = excluded.trait_bytes, links = excluded.links, "
-        "memberships = excluded.memberships",
-    )
-
-
-# --------------------------------------------------------------------------------------- reading
-def find(db: sqlite3.Connection, workspace_id: str, user_id: str) -> UserProfile | None:
-    """Return a user, or ``None`` if the user does not exist."""
-    if not is_text(user_id):
-        return None
-    row = db.execute(
-        "SELECT id, workspace, name, created_at, updated_at FROM profiles "
-        "WHERE workspace = ? AND kind = ? AND name = ? AND created_at IS NOT NULL",
-        (workspace_id, USER, user_id),
-    ).fetchone()
-    return None if row is None else _user(db, row)
-
-
-def users_beginning(
-    db: sqlite3.Connection, workspace_id: str, trait: str | None, text: str, limit: int
-) -> list[str]:
-    """Return the ids of users of which the id, or an identifier, has a beginning."""
-    rows = db.execute(
-        "SELECT name FROM profiles WHERE workspace = ? AND kind = ? AND name >= ? AND name < ? "
-        "ORDER BY name LIMIT ?"
-        if trait is None
-        else "SELECT p.name FROM identifiers i CROSS JOIN profiles p ON p.id = i.profile "
-        "WHERE i.workspace = ? AND i.trait = ? AND i.value >= ? AND i.value < ? "
-        "ORDER BY i.value LIMIT ?",
-        (workspace_id, USER if trait is None else trait, text, text + chr(sys.maxunicode), limit),
-    )
-    return [name for (name,) in rows]
-
-
-def scan_users(
-    db: sqlite3.Connection, workspace_id: str | None, after: int | None, limit: int
-) -> tuple[list[UserProfile], int | None]:
-    """Return a page of users, and its cursor."""
-    window, rows = _scan(db, USER, workspace_id, after)
-    return window.page(rows, lambda row: (_user(db, row[:5]), row[5]), limit)
-
-
-def scan_groups(
-    db: sqlite3.Connection, workspace_id: str | None, after: int | None, limit: int
-) -> tuple[list[GroupProfile], int | None]:
-    """Return a page of groups, and its cursor."""
-    window, rows = _scan(db, GROUP, workspace_id, after)
-    return window.page(rows, lambda row: (_group(db, row), row[5]), limit)
-
-
-def _scan(
-    db: sqlite3.Connection, kind: int, workspace_id: str | None, after: int | None
-) -> tuple[Window, Iterator[Any]]:
-    window = Window(db, "profiles", "id", after)
-    condition = "" if workspace_id is None else "AND +workspace = :workspace"
-    rows = db.execute(
-        "SELECT id, workspace, name, created_at, updated_at, trait_bytes FROM profiles WHERE "
-        "id > :after AND id <= :last AND kind = :kind AND created_at IS NOT NULL "
-        f"{condition} ORDER BY id",
-        {"after": window.after, "last": window.last, "kind": kind, "workspace": workspace_id},
-    )
-    return window, rows
-
-
-def _group(db: sqlite3.Connection, row: Sequence[Any]) -> GroupProfile:
-    traits, _ = _traits(db, row[0])
-    return GroupProfile(workspace_id=row[1], group_id=row[2], traits=traits)
-
-
-def _user(db: sqlite3.Connection, row: Sequence[Any]) -> UserProfile:
-    number, workspace, name, created_at, updated_at = row
-    links = db.execute(
-        "SELECT anonymous_id FROM links WHERE profile = ? ORDER BY anonymous_id", (number,)
-    )
-    groups = db.execute(
-        "SELECT group_id FROM memberships WHERE profile = ? AND assigned ORDER BY group_id",
-        (number,),
-    )
-    traits, times = _traits(db, number)
-    return UserProfile(
-        workspace_id=workspace,
-        user_id=name,
-        traits=traits,
-        created_at=created_at,
-        updated_at=updated_at,
-        anonymous_ids=[one for (one,) in links],
-        groups=[one for (one,) in groups],
-        trait_times=times,
-    )
-
-
-def _traits(db: sqlite3.Connection, profile: int) -> tuple[dict[str, Any], dict[str, int]]:
-    """Return the traits of a profile, and when each was set."""
-    rows = db.execute(
-        "SELECT trait, value, timestamp FROM traits WHERE profile = ? AND value <> ?"
-        " ORDER BY trait",
-        (profile, REMOVED),
-    ).fetchall()
-    return (
-        {trait: orjson.loads(value) for trait, value, _ in rows},
-        {trait: timestamp for trait, _, timestamp in rows},
+        "memberships = excluded.memberships, changed_at = excluded.changed_at",
     )

@@ -8,23 +8,41 @@ from typing import Any, Final
 
 from engage.api import SubscriptionChange, SubscriptionRecord, SubscriptionState
 
-from ..connection import insert, key_of
+from ..connection import insert, key_of, look_up
+from ..schema import USER
 from .paging import Window
+from .people import ids_of_person
 
 #: Changes without effect that are remembered of one user.
 MAX_IDLE: Final = 16
 
 
-def apply(db: sqlite3.Connection, change: SubscriptionChange) -> bool:
-    """Apply a change, once for each id; a choice that already holds writes nothing.
-
-    :return: whether the change is new.
-    """
+def apply(db: sqlite3.Connection, change: SubscriptionChange) -> None:
+    """Apply a change, once for each id; it has a record if it changes the person's choice."""
     key = key_of(change.workspace_id, change.id)
     idle = _IdleChanges(db, change)
     if key in idle or db.execute("SELECT 1 FROM changes WHERE key = ?", (key,)).fetchone():
-        return False
+        return
+    db.execute(
+        "INSERT INTO profiles (workspace, kind, name, traits, trait_bytes, links, memberships, "
+        "chosen_first, chosen_last) VALUES (?, ?, ?, 0, 0, 0, 0, ?4, ?4) "
+        "ON CONFLICT (workspace, kind, name) DO UPDATE SET "
+        "chosen_first = min(ifnull(chosen_first, ?4), ?4), "
+        "chosen_last = max(ifnull(chosen_last, ?4), ?4)",
+        (change.workspace_id, USER, change.user_id, change.at),
+    )
     before = state(db, change.workspace_id, change.user_id)
+    insert(
+        db,
+        "INSERT INTO choices (workspace, user_id, group_id, subscribed, updated_at, change_id)",
+        [
+            (change.workspace_id, change.user_id, group, wanted, change.at, change.id)
+            for group, wanted in change.choices.items()
+        ],
+        "ON CONFLICT (workspace, user_id, group_id) DO UPDATE SET "
+        "subscribed = excluded.subscribed, change_id = excluded.change_id, "
+        "updated_at = max(excluded.updated_at, updated_at + 1)",
+    )
     changed = [
         (group, wanted)
         for group, wanted in change.choices.items()
@@ -32,18 +50,8 @@ def apply(db: sqlite3.Connection, change: SubscriptionChange) -> bool:
     ]
     if not changed:
         idle.add(key)
-        return True
+        return
     db.execute("INSERT INTO changes (key) VALUES (?)", (key,))
-    insert(
-        db,
-        "INSERT INTO choices (workspace, user_id, group_id, subscribed, updated_at)",
-        [
-            (change.workspace_id, change.user_id, group, wanted, change.at)
-            for group, wanted in changed
-        ],
-        "ON CONFLICT (workspace, user_id, group_id) DO UPDATE "
-        "SET subscribed = excluded.subscribed, updated_at = excluded.updated_at",
-    )
     insert(
         db,
         "INSERT INTO history (change_id, workspace, user_id, group_id, before, after, at, how)",
@@ -61,7 +69,6 @@ def apply(db: sqlite3.Connection, change: SubscriptionChange) -> bool:
             for group, wanted in changed
         ],
     )
-    return True
 
 
 class _IdleChanges:
@@ -100,15 +107,13 @@ class _IdleChanges:
 
 
 def state(db: sqlite3.Connection, workspace_id: str, user_id: str) -> dict[str, bool]:
-    """Return the choices of a user: group id → subscribed."""
-    return {
-        group: bool(subscribed)
-        for group, subscribed in db.execute(
-            "SELECT group_id, subscribed FROM choices WHERE workspace = ? AND user_id = ? "
-            "ORDER BY group_id",
-            (workspace_id, user_id),
-        )
-    }
+    """Return the choices of a person: group id → subscribed."""
+    query = (
+        "SELECT c.updated_at, c.change_id, c.group_id, c.subscribed FROM {keys} k "
+        "CROSS JOIN choices c ON c.workspace = k.column1 AND c.user_id = k.column2"
+    )
+    ids = [(workspace_id, one) for one in ids_of_person(db, workspace_id, user_id)]
+    return {group: bool(subscribed) for *_, group, subscribed in sorted(look_up(db, query, ids))}
 
 
 def scan(
@@ -118,7 +123,7 @@ def scan(
     window = Window(db, "choices", "id", after)
     condition = "" if workspace_id is None else "AND +workspace = :workspace"
     rows = db.execute(
-        "SELECT id, workspace, user_id, group_id, subscribed, updated_at FROM choices "
+        "SELECT id, workspace, user_id, group_id, subscribed, updated_at, change_id FROM choices "
         f"WHERE id > :after AND id <= :last {condition} ORDER BY id",
         {"after": window.after, "last": window.last, "workspace": workspace_id},
     )
@@ -126,7 +131,7 @@ def scan(
 
 
 def _state(row: Any) -> tuple[SubscriptionState, int]:
-    _, workspace, user, group, subscribed, at = row
+    _, workspace, user, group, subscribed, at, change = row
     return (
         SubscriptionState(
             workspace_id=workspace,
@@ -134,6 +139,7 @@ def _state(row: Any) -> tuple[SubscriptionState, int]:
             group_id=group,
             subscribed=bool(subscribed),
             updated_at=at,
+            change_id=change,
         ),
         len(user),
     )

@@ -59,6 +59,7 @@ WRITE: Final[Operation[Any]] = _operation(
 )
 FIND: Final[Operation[Event | None]] = _operation("find", tuple[str, str, str], Event | None)
 EXPIRE: Final[Operation[int]] = _operation("expire", tuple[int, int, bool], int)
+DELETE_VISITORS: Final[Operation[int]] = _operation("delete_visitors", tuple[list[int], int], int)
 APPLY: Final[Operation[dict[str, bool]]] = _operation(
     "apply", tuple[SubscriptionChange], dict[str, bool]
 )

@@ -1,0 +1,407 @@
+# SPDX-License-Identifier: Apache-2.0
+"""People: users with the visitors that belong to them, merged when they are read.
+
+A page takes one statement for each of: the profiles, their links, traits and memberships.
+"""
+
+from __future__ import annotations
+
+import heapq
+import sqlite3
+import sys
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, Final
+
+import orjson
+
+from engage import api
+from engage.api import (
+    MAX_CANDIDATES,
+    MAX_USERS,
+    GroupProfile,
+    ProfileLimits,
+    Registers,
+    UserProfile,
+    VisitorProfile,
+    identifier_value,
+)
+
+from ..connection import is_text, look_up
+from ..schema import GROUP, USER, VISITOR
+from .paging import Window
+from .profiles import REMOVED
+
+#: How many candidates are compared in one step of looking users up: few have the same value.
+_STEP: Final = 100
+
+
+def _exists(user: str) -> str:
+    """Return a condition: a choice makes a user exist only if there is no visitor with the id."""
+    return (
+        f"({user}.created_at IS NOT NULL OR {user}.chosen_first IS NOT NULL AND NOT EXISTS "
+        f"(SELECT 1 FROM profiles w WHERE w.workspace = {user}.workspace "
+        f"AND w.kind = {VISITOR} AND w.name = {user}.name))"
+    )
+
+
+#: The number of the user that a visitor ``v`` belongs to.
+_OWNER: Final = f"""(SELECT o.id FROM profiles o WHERE o.id = (
+        SELECT f.profile FROM links f WHERE f.workspace = v.workspace AND f.anonymous_id = v.name
+        AND f.received_at IS NOT NULL AND f.undone = 0
+        ORDER BY f.received_at, f.message_id, f.origin, f.profile LIMIT 1)
+    AND {_exists("o")} AND NOT EXISTS (
+        SELECT 1 FROM profiles n WHERE n.workspace = v.workspace AND n.kind = {USER}
+        AND n.name = v.name AND n.created_at IS NOT NULL))"""
+
+
+def _columns(profile: str) -> str:
+    """Return what is read of a profile: number, workspace, id, first and last time, and the bytes
+    of its traits."""
+    times = ", ".join(
+        f"coalesce({least}({profile}.{made}, {profile}.{chosen}), {profile}.{made}, "
+        f"{profile}.{chosen})"
+        for least, made, chosen in (
+            ("min", "created_at", "chosen_first"),
+            ("max", "updated_at", "chosen_last"),
+        )
+    )
+    return f"{profile}.id, {profile}.workspace, {profile}.name, {times}, {profile}.trait_bytes"
+
+
+#: A profile: the values of :func:`_columns`, perhaps with others after them.
+Row = Sequence[Any]
+#: User → the linked anonymous ids, and the visitors that belong to the user, in the order of their
+#: links.
+Linked = Mapping[int, tuple[list[str], list[Row]]]
+
+
+class People:
+    """Reads users, visitors and groups.
+
+    :param limits: of a user, with the visitors.
+    :param declared: the traits by which users are looked up, by workspace.
+    """
+
+    def __init__(self, limits: ProfileLimits, declared: Mapping[str, Collection[str]]) -> None:
+        self._limits = limits
+        self._declared = declared
+
+    def find(self, db: sqlite3.Connection, workspace_id: str, user_id: str) -> UserProfile | None:
+        """Return a user, or ``None`` if the user does not exist."""
+        rows = _by_id(db, USER, workspace_id, user_id)
+        return next(iter(self._users(db, rows, _links(db, rows))), None)
+
+    def scan_users(
+        self, db: sqlite3.Connection, workspace_id: str | None, after: int | None, limit: int
+    ) -> tuple[list[UserProfile], int | None]:
+        """Return a page of users, and its cursor."""
+        window, rows = _scan(db, USER, workspace_id, after, limit)
+        links = _links(db, rows)
+
+        def sized(row: Row) -> tuple[Row, int]:
+            return row, row[5] + sum(one[5] for one in self._merged(links, row))
+
+        rows, cursor = window.page(rows, sized, limit)
+        return self._users(db, rows, links), cursor
+
+    def _merged(self, links: Linked, user: Row) -> list[Row]:
+        return links[user[0]][1][: self._limits.user_visitors]
+
+    def _users(
+        self, db: sqlite3.Connection, rows: Sequence[Row], links: Linked
+    ) -> list[UserProfile]:
+        visitors = {row[0]: self._merged(links, row) for row in rows}
+        found = _registers(db, [*rows, *(one for some in visitors.values() for one in some)])
+        return [
+            api.merge(
+                row[1],
+                found[row[0]],
+                links[row[0]][0],
+                [found[one[0]] for one in visitors[row[0]]],
+                self._limits,
+                self._declared.get(row[1], ()),
+            )
+            for row in rows
+        ]
+
+    def find_users(
+        self, db: sqlite3.Connection, workspace_id: str, trait: str, values: Sequence[str]
+    ) -> dict[str, list[str]]:
+        """Return the users who have one of these values: value → user ids, oldest claim first."""
+        found = {}
+        for value in filter(is_text, values):
+            users = list(islice(self._having(db, workspace_id, trait, value), MAX_USERS))
+            if users:
+                found[value] = users
+        return found
+
+    def _having(
+        self, db: sqlite3.Connection, workspace_id: str, trait: str, value: str
+    ) -> Iterator[str]:
+        """Yield the users whose value wins, oldest claim first."""
+        candidates = heapq.merge(
+            *(_candidates(db, kind, workspace_id, trait, value) for kind in (USER, VISITOR)),
+            key=lambda row: row[0],
+        )
+        seen: set[int] = set()
+        while step := list(islice(candidates, _STEP)):
+            users = {row[2]: row[2:] for row in step if row[2] is not None and row[2] not in seen}
+            seen.update(users)
+            links = _links(db, users.values())
+            visitors = {one: self._merged(links, row) for one, row in users.items()}
+            everyone = [*users.values(), *(one for some in visitors.values() for one in some)]
+            found = _registers(db, everyone, trait)
+            for user, row in users.items():
+                some = [found[one[0]] for one in visitors[user]]
+                won = api.winner(trait, found[user], some, self._limits)
+                if identifier_value(trait, won) == value:
+                    yield row[2]
+
+
+def find_visitor(
+    db: sqlite3.Connection, workspace_id: str, anonymous_id: str
+) -> VisitorProfile | None:
+    """Return a visitor, or ``None`` if it does not exist."""
+    return next(iter(_visitors(db, _by_id(db, VISITOR, workspace_id, anonymous_id))), None)
+
+
+def scan_visitors(
+    db: sqlite3.Connection, workspace_id: str | None, after: int | None, limit: int
+) -> tuple[list[VisitorProfile], int | None]:
+    """Return a page of visitors, and its cursor."""
+    window, rows = _scan(db, VISITOR, workspace_id, after, limit)
+    rows, cursor = window.page(rows, _sized, limit)
+    return _visitors(db, rows), cursor
+
+
+def scan_groups(
+    db: sqlite3.Connection, workspace_id: str | None, after: int | None, limit: int
+) -> tuple[list[GroupProfile], int | None]:
+    """Return a page of groups, and its cursor."""
+    window, rows = _scan(db, GROUP, workspace_id, after, limit)
+    rows, cursor = window.page(rows, _sized, limit)
+    found = _registers(db, rows)
+    groups = [
+        GroupProfile(
+            workspace_id=row[1],
+            group_id=row[2],
+            traits={trait: value for trait, (_, value) in found[row[0]].traits.items()},
+        )
+        for row in rows
+    ]
+    return groups, cursor
+
+
+def find_visitors(
+    db: sqlite3.Connection, workspace_id: str, trait: str, values: Sequence[str]
+) -> dict[str, list[str]]:
+    """Return the visitors that belong to nobody: value → anonymous ids, oldest claim first."""
+    found = {}
+    for value in filter(is_text, values):
+        rows = _candidates(db, VISITOR, workspace_id, trait, value)
+        alone = list(islice((row[1] for row in rows if row[2] is None), MAX_USERS))
+        if alone:
+            found[value] = alone
+    return found
+
+
+def holders(
+    db: sqlite3.Connection,
+    workspace_id: str,
+    trait: str,
+    value: str,
+    after: tuple[int, int, int] | None,
+    limit: int,
+) -> tuple[list[str], tuple[int, int, int] | None]:
+    """Return a page of the users and visitors who have a value, and its cursor."""
+    if not is_text(value):
+        return [], None
+    rows = db.execute(
+        "SELECT p.name, i.kind, i.claimed_at, i.profile FROM identifiers i "
+        "CROSS JOIN profiles p ON p.id = i.profile "
+        "WHERE i.workspace = ? AND i.trait = ? AND i.value = ? "
+        "AND (i.kind, i.claimed_at, i.profile) > (?, ?, ?) "
+        # The user with the id of a visitor was on an earlier page.
+        f"AND (i.kind = {USER} OR NOT EXISTS (SELECT 1 FROM profiles u CROSS JOIN identifiers j "
+        "ON j.profile = u.id AND j.trait = i.trait AND j.value = i.value "
+        f"WHERE u.workspace = p.workspace AND u.kind = {USER} AND u.name = p.name)) "
+        "ORDER BY i.kind, i.claimed_at, i.profile LIMIT ?",
+        (workspace_id, trait, value, *(after or (-1, 0, 0)), limit),
+    ).fetchall()
+    last = rows[-1][1:] if len(rows) == limit else None
+    return [name for name, *_ in rows], last
+
+
+def users_beginning(
+    db: sqlite3.Connection, workspace_id: str, trait: str | None, text: str, limit: int
+) -> list[str]:
+    """Return the ids of users of which the id, or an identifier, has a beginning."""
+    rows = db.execute(
+        "SELECT name FROM profiles WHERE workspace = ?1 AND kind = ?5 AND name >= ?3 "
+        "AND name < ?4 ORDER BY name LIMIT ?6"
+        if trait is None
+        else "SELECT p.name FROM identifiers i CROSS JOIN profiles p ON p.id = i.profile "
+        "WHERE i.workspace = ?1 AND i.trait = ?2 AND i.kind = ?5 AND i.value >= ?3 "
+        "AND i.value < ?4 ORDER BY i.value LIMIT ?6",
+        (workspace_id, trait, text, text + chr(sys.maxunicode), USER, limit),
+    )
+    return [name for (name,) in rows]
+
+
+def ids_of_person(db: sqlite3.Connection, workspace_id: str, name: str) -> list[str]:
+    """Return the ids of the user that an id belongs to, and of its visitors; or just the id."""
+    user = db.execute(
+        f"SELECT {_columns('u')} FROM (SELECT ? AS workspace, ? AS name) v "
+        "CROSS JOIN profiles u ON u.id = coalesce((SELECT n.id FROM profiles n WHERE "
+        f"n.workspace = v.workspace AND n.kind = {USER} AND n.name = v.name AND {_exists('n')}), "
+        f"{_OWNER})",
+        (workspace_id, name),
+    ).fetchone()
+    if user is None:
+        return [name]
+    _, visitors = _links(db, [user])[user[0]]
+    return [user[2], *(one[2] for one in visitors)]
+
+
+# ------------------------------------------------------------------------------------ old visitors
+def old_visitors(
+    db: sqlite3.Connection, before: int, after: int | None, limit: int
+) -> tuple[list[int], int | None]:
+    """Return a page of the visitors that may be deleted: their numbers, and its cursor."""
+    window = Window(db, "profiles", "id", after)
+    rows = db.execute(
+        f"SELECT v.id FROM profiles v WHERE v.id > ? AND v.id <= ? AND v.kind = {VISITOR} "
+        f"AND v.changed_at < ? AND {_OWNER} IS NULL ORDER BY v.id",
+        (window.after, window.last, before),
+    )
+    return window.page(rows, lambda row: (row[0], 0), limit)
+
+
+def delete_visitors(db: sqlite3.Connection, visitors: Collection[int], before: int) -> int:
+    """Delete those visitors that may still be deleted, and return how many.
+
+    :param visitors: the result of :func:`old_visitors`, which may have read an earlier state.
+    """
+    query = (
+        "SELECT v.id, v.workspace FROM {keys} k CROSS JOIN profiles v ON v.id = k.column1 "
+        f"AND v.kind = {VISITOR} AND v.changed_at < k.column2 WHERE {_OWNER} IS NULL"
+    )
+    old = list(look_up(db, query, [(one, before) for one in visitors]))
+    for table in ("traits", "memberships", "identifiers", "claims"):
+        db.executemany(f"DELETE FROM {table} WHERE profile = ?", [row[:1] for row in old])
+    db.executemany("DELETE FROM profiles WHERE id = ?", [row[:1] for row in old])
+    totals = Counter(workspace for _, workspace in old)
+    db.executemany(
+        "UPDATE visitor_totals SET count = count - ?2 WHERE workspace = ?1", [*totals.items()]
+    )
+    return len(old)
+
+
+# ------------------------------------------------------------------------------------------- rows
+def _by_id(db: sqlite3.Connection, kind: int, workspace_id: str, name: str) -> list[Row]:
+    if not is_text(name):
+        return []
+    condition = f"v.workspace = ? AND v.kind = ? AND v.name = ? AND {_exists('v')}"
+    return _select(db, kind, condition, (workspace_id, kind, name)).fetchall()
+
+
+def _scan(
+    db: sqlite3.Connection, kind: int, workspace_id: str | None, after: int | None, limit: int
+) -> tuple[Window, list[Row]]:
+    window = Window(db, "profiles", "id", after)
+    condition = f"v.id > ? AND v.id <= ? AND v.kind = ? AND {_exists('v')}"
+    values = [window.after, window.last, kind]
+    if workspace_id is not None:
+        condition += " AND +v.workspace = ?"
+        values.append(workspace_id)
+    condition += " ORDER BY v.id LIMIT ?"
+    return window, _select(db, kind, condition, [*values, limit]).fetchall()
+
+
+def _select(
+    db: sqlite3.Connection, kind: int, condition: str, values: Sequence[Any]
+) -> sqlite3.Cursor:
+    owner = f", (SELECT name FROM profiles WHERE id = {_OWNER})" if kind == VISITOR else ""
+    return db.execute(f"SELECT {_columns('v')}{owner} FROM profiles v WHERE {condition}", values)
+
+
+def _candidates(
+    db: sqlite3.Connection, kind: int, workspace_id: str, trait: str, value: str
+) -> Iterator[Any]:
+    """Return those who have a value, oldest claim first: the claim, the id, and the user, if any,
+    that it is or belongs to."""
+    user = "v.id" if kind == USER else _OWNER
+    return db.execute(
+        f"SELECT i.claimed_at, v.name, {_columns('p')} FROM identifiers i "
+        f"CROSS JOIN profiles v ON v.id = i.profile LEFT JOIN profiles p ON p.id = {user} "
+        "WHERE i.workspace = ? AND i.trait = ? AND i.value = ? AND i.kind = ? "
+        "ORDER BY i.claimed_at, i.profile LIMIT ?",
+        (workspace_id, trait, value, kind, MAX_CANDIDATES),
+    )
+
+
+def _links(db: sqlite3.Connection, users: Iterable[Row]) -> Linked:
+    """Return what is linked to users."""
+    query = (
+        "SELECT l.profile, l.received_at, l.message_id, l.origin, l.anonymous_id, "
+        f"{_OWNER} = l.profile, {_columns('v')} "
+        "FROM {keys} k CROSS JOIN links l ON l.profile = k.column1 "
+        f"LEFT JOIN profiles v ON v.workspace = l.workspace AND v.kind = {VISITOR} "
+        "AND v.name = l.anonymous_id "
+        f"LEFT JOIN profiles n ON n.workspace = l.workspace AND n.kind = {USER} "
+        "AND n.name = l.anonymous_id "
+        "WHERE l.received_at IS NOT NULL AND l.undone = 0 AND n.created_at IS NULL "
+        "AND (n.chosen_first IS NULL OR v.id IS NOT NULL)"
+    )
+    found: Linked = {row[0]: ([], []) for row in users}
+    rows = look_up(db, query, [(user,) for user in found])
+    for row in sorted(rows, key=lambda row: row[:5]):
+        names, visitors = found[row[0]]
+        names.append(row[4])
+        if row[5]:
+            visitors.append(row[6:])
+    return found
+
+
+def _registers(
+    db: sqlite3.Connection, rows: Sequence[Row], trait: str | None = None
+) -> dict[int, Registers]:
+    """Return what is stored of profiles.
+
+    :param trait: the only trait that is wanted; no groups are then.
+    """
+    traits: dict[int, dict[str, Any]] = {row[0]: {} for row in rows}
+    groups: dict[int, dict[str, Any]] = {row[0]: {} for row in rows}
+    query = "SELECT t.* FROM {keys} k CROSS JOIN %s t ON t.profile = k.column1"
+    keys: list[tuple[Any, ...]] = [(profile,) for profile in traits]
+    if trait is None:
+        for profile, group, *version, assigned in look_up(db, query % "memberships", keys):
+            groups[profile][group] = (tuple(version), bool(assigned))
+        found = look_up(db, query % "traits", keys)
+    else:
+        keys = [(profile, trait) for profile in traits]
+        found = look_up(db, query % "traits" + " AND t.trait = k.column2", keys)
+    for profile, name, at, message_id, origin, _, value in found:
+        decoded = api.REMOVED if value == REMOVED else orjson.loads(value)
+        traits[profile][name] = ((at, message_id, origin), decoded)
+    return {
+        row[0]: Registers(
+            id=row[2],
+            created_at=row[3],
+            updated_at=row[4],
+            traits=traits[row[0]],
+            groups=groups[row[0]],
+        )
+        for row in rows
+    }
+
+
+def _visitors(db: sqlite3.Connection, rows: Sequence[Row]) -> list[VisitorProfile]:
+    found = _registers(db, rows)
+    return [api.visitor_of(row[1], found[row[0]], row[6]) for row in rows]
+
+
+def _sized(row: Row) -> tuple[Row, int]:
+    return row, row[5]
