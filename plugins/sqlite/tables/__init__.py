@@ -3,8 +3,9 @@
 
 ====================  =================================================================
 ``events.py``         events
-``profiles.py``       users and groups
-``identifiers.py``    users by the value of a trait
+``profiles.py``       users, visitors and groups: applying the changes of a write
+``people.py``         users with their visitors, merged when they are read
+``identifiers.py``    the values by which users and visitors are looked up
 ``changes.py``        the profile changes of one write, folded
 ``subscriptions.py``  subscription choices and their history
 ``dead_letters.py``   dead letters, and their budgets

@@ -33,9 +33,6 @@ from ..schema import GROUP, USER, VISITOR
 from .paging import Window
 from .profiles import REMOVED
 
-#: How many candidates are compared in one step of looking users up: few have the same value.
-_STEP: Final = 100
-
 
 def _exists(user: str) -> str:
     """Return a condition: a choice makes a user exist only if there is no visitor with the id."""
@@ -146,7 +143,7 @@ class People:
             key=lambda row: row[0],
         )
         seen: set[int] = set()
-        while step := list(islice(candidates, _STEP)):
+        while step := list(islice(candidates, MAX_USERS)):
             users = {row[2]: row[2:] for row in step if row[2] is not None and row[2] not in seen}
             seen.update(users)
             links = _links(db, users.values())

@@ -21,6 +21,7 @@ import pytest
 
 from engage.api import (
     EventFilter,
+    ProfileLimits,
     StorageIncompatible,
     StorageUnavailable,
     SubscriptionChange,
@@ -31,7 +32,8 @@ from engage_plugins.sqlite import schema
 from engage_plugins.sqlite.connection import key_of
 from engage_plugins.sqlite.engine import Engine
 from engage_plugins.sqlite.reader import Reader
-from engage_plugins.sqlite.tables import events, profiles, records
+from engage_plugins.sqlite.tables import events, records, subscriptions
+from engage_plugins.sqlite.tables.people import People
 from engage_plugins.sqlite.writer.sockets import AVAILABLE
 from support import writer
 from support.console import CONSOLE, signed_in
@@ -85,6 +87,7 @@ CALLS: dict[str, Callable[[Engine], object]] = {
     "find": lambda engine: engine.find("acme", "api", "1"),
     "expire": lambda engine: engine.expire(TIME + 9, 9, True),
     "apply": lambda engine: engine.apply(CHANGE),
+    "delete_visitors": lambda engine: engine.delete_visitors([1], TIME),
     "keep": lambda engine: engine.keep([letter("l")]),
     "remove": lambda engine: engine.remove("acme", ["l"]),
     "expire_dead_letters": lambda engine: engine.expire_dead_letters(TIME, 9),
@@ -169,7 +172,8 @@ READS: dict[str, tuple[Callable[..., object], tuple[object, ...]]] = {
     "scan": (events.scan, (EventFilter(), None, 9)),
     "recent": (events.recent, (EventFilter(), None, 9)),
     "find": (events.find, (key_of("acme", "api", "1"),)),
-    "profile": (profiles.find, ("acme", "u")),
+    "profile": (People(ProfileLimits(), {}).find, ("acme", "u")),
+    "state": (subscriptions.state, ("acme", "u")),
     "records_version": (records.version, ("key",)),
 }
 

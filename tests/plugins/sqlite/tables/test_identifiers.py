@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from engage.api import Event
+from engage.api import Event, ProfileLimits
 from engage.testing import WORKSPACE, identify
 from engage.testing.factories import TIME
 from engage_plugins.sqlite.engine import Engine
 from engage_plugins.sqlite.tables import identifiers
 from engage_plugins.sqlite.tables.events import row_of
+from engage_plugins.sqlite.tables.people import People
 from support.sqlite import settings
 
 BOUND = 3
@@ -33,9 +34,8 @@ def write(engine: Engine, *events: Event) -> None:
 
 
 def found(engine: Engine, value: str) -> list[str]:
-    users: Mapping[str, list[str]] = identifiers.find_users(
-        engine.connection(), WORKSPACE, "email", [value]
-    )
+    people = People(ProfileLimits(), {WORKSPACE: ["email"]})
+    users = people.find_users(engine.connection(), WORKSPACE, "email", [value])
     return users.get(value, [])
 
 
