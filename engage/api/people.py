@@ -12,6 +12,8 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
+import orjson
+
 from engage.api.profiles import UserProfile, VisitorProfile
 from engage.api.storage import ProfileLimits
 
@@ -26,7 +28,8 @@ Version = tuple[int, str, str]
 REMOVED: Final = object()
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+# Not frozen: the ``__init__`` of a frozen class takes longer, and a page has thousands.
+@dataclasses.dataclass(slots=True, kw_only=True)
 class Registers:
     """What is stored of one user or visitor."""
 
@@ -129,6 +132,10 @@ def _within(
     traits: Mapping[str, tuple[Version, Any]], limits: ProfileLimits, identifiers: Collection[str]
 ) -> tuple[Mapping[str, tuple[Version, Any]], int]:
     """Return the traits that have room, in their order, and how many have none."""
+    values = _values(traits)
+    # The whole is larger than the sum of the sizes, so nearly always all have room.
+    if len(values) <= limits.traits and len(orjson.dumps(values)) <= limits.trait_bytes:
+        return traits, 0
     kept, count, total, left_out = {}, 0, 0, 0
     for name, register in traits.items():
         size = 0 if register[1] is REMOVED else limits.size(name, register[1], identifiers)
