@@ -43,11 +43,13 @@ def _exists(user: str) -> str:
     )
 
 
+#: The number of the user to whom a visitor ``v`` was linked first.
+_FIRST: Final = """(SELECT f.profile FROM links f
+    WHERE f.workspace = v.workspace AND f.anonymous_id = v.name
+    AND f.received_at IS NOT NULL AND f.undone = 0
+    ORDER BY f.received_at, f.message_id, f.origin, f.profile LIMIT 1)"""
 #: The number of the user that a visitor ``v`` belongs to.
-_OWNER: Final = f"""(SELECT o.id FROM profiles o WHERE o.id = (
-        SELECT f.profile FROM links f WHERE f.workspace = v.workspace AND f.anonymous_id = v.name
-        AND f.received_at IS NOT NULL AND f.undone = 0
-        ORDER BY f.received_at, f.message_id, f.origin, f.profile LIMIT 1)
+_OWNER: Final = f"""(SELECT o.id FROM profiles o WHERE o.id = {_FIRST}
     AND {_exists("o")} AND NOT EXISTS (
         SELECT 1 FROM profiles n WHERE n.workspace = v.workspace AND n.kind = {USER}
         AND n.name = v.name AND n.created_at IS NOT NULL))"""
@@ -109,8 +111,10 @@ class People:
     def _users(
         self, db: sqlite3.Connection, rows: Sequence[Row], links: Linked
     ) -> list[UserProfile]:
-        visitors = {row[0]: self._merged(links, row) for row in rows}
-        found = _registers(db, [*rows, *(one for some in visitors.values() for one in some)])
+        visitors = {row[0]: self._merged(links, row) for row in rows if links[row[0]][1]}
+        merged = [row for row in rows if row[0] in visitors]
+        found = _registers(db, [*merged, *(one for some in visitors.values() for one in some)])
+        alone = _alone(db, [row for row in rows if row[0] not in visitors], links)
         return [
             api.merge(
                 row[1],
@@ -120,6 +124,8 @@ class People:
                 self._limits,
                 self._declared.get(row[1], ()),
             )
+            if row[0] in visitors
+            else alone[row[0]]
             for row in rows
         ]
 
@@ -179,14 +185,9 @@ def scan_groups(
     """Return a page of groups, and its cursor."""
     window, rows = _scan(db, GROUP, workspace_id, after, limit)
     rows, cursor = window.page(rows, _sized, limit)
-    found = _registers(db, rows)
+    traits, _ = _values(db, rows)
     groups = [
-        GroupProfile(
-            workspace_id=row[1],
-            group_id=row[2],
-            traits={trait: value for trait, (_, value) in found[row[0]].traits.items()},
-        )
-        for row in rows
+        GroupProfile(workspace_id=row[1], group_id=row[2], traits=traits[row[0]]) for row in rows
     ]
     return groups, cursor
 
@@ -340,10 +341,10 @@ def _candidates(
 
 
 def _links(db: sqlite3.Connection, users: Iterable[Row]) -> Linked:
-    """Return what is linked to users."""
+    """Return what is linked to users that exist."""
     query = (
         "SELECT l.profile, l.received_at, l.message_id, l.origin, l.anonymous_id, "
-        f"{_OWNER} = l.profile, {_columns('v')} "
+        f"{_FIRST} = l.profile, {_columns('v')} "
         "FROM {keys} k CROSS JOIN links l ON l.profile = k.column1 "
         f"LEFT JOIN profiles v ON v.workspace = l.workspace AND v.kind = {VISITOR} "
         "AND v.name = l.anonymous_id "
@@ -374,15 +375,16 @@ def _registers(
     query = "SELECT t.* FROM {keys} k CROSS JOIN %s t ON t.profile = k.column1"
     keys: list[tuple[Any, ...]] = [(profile,) for profile in traits]
     if trait is None:
-        for profile, group, *version, assigned in look_up(db, query % "memberships", keys):
-            groups[profile][group] = (tuple(version), bool(assigned))
+        for row in look_up(db, query % "memberships", keys):
+            groups[row[0]][row[1]] = (row[2:5], bool(row[5]))
         found = look_up(db, query % "traits", keys)
     else:
         keys = [(profile, trait) for profile in traits]
         found = look_up(db, query % "traits" + " AND t.trait = k.column2", keys)
-    for profile, name, at, message_id, origin, _, value in found:
+    for row in found:
+        value = row[6]
         decoded = api.REMOVED if value == REMOVED else orjson.loads(value)
-        traits[profile][name] = ((at, message_id, origin), decoded)
+        traits[row[0]][row[1]] = (row[2:5], decoded)
     return {
         row[0]: Registers(
             id=row[2],
@@ -393,6 +395,49 @@ def _registers(
         )
         for row in rows
     }
+
+
+def _alone(db: sqlite3.Connection, rows: Sequence[Row], links: Linked) -> dict[int, UserProfile]:
+    """Return users without visitors, as :func:`engage.api.merge` does: most users have none, and
+    need no versions."""
+    traits, times = _values(db, rows)
+    groups: dict[int, list[str]] = {row[0]: [] for row in rows}
+    query = (
+        "SELECT m.profile, m.group_id FROM {keys} k CROSS JOIN memberships m "
+        "ON m.profile = k.column1 AND m.assigned"
+    )
+    for profile, group in look_up(db, query, [(profile,) for profile in groups]):
+        groups[profile].append(group)
+    return {
+        row[0]: UserProfile(
+            workspace_id=row[1],
+            user_id=row[2],
+            created_at=row[3],
+            updated_at=row[4],
+            anonymous_ids=sorted(links[row[0]][0]),
+            groups=sorted(groups[row[0]]),
+            traits=traits[row[0]],
+            trait_times=times[row[0]],
+        )
+        for row in rows
+    }
+
+
+def _values(
+    db: sqlite3.Connection, rows: Sequence[Row]
+) -> tuple[dict[int, dict[str, Any]], dict[int, dict[str, int]]]:
+    """Return the traits of profiles, and when each was set."""
+    traits: dict[int, dict[str, Any]] = {row[0]: {} for row in rows}
+    times: dict[int, dict[str, int]] = {row[0]: {} for row in rows}
+    query = (
+        "SELECT t.profile, t.trait, t.timestamp, t.value FROM {keys} k CROSS JOIN traits t "
+        "ON t.profile = k.column1"
+    )
+    for profile, trait, at, value in look_up(db, query, [(profile,) for profile in traits]):
+        if value != REMOVED:
+            traits[profile][trait] = orjson.loads(value)
+            times[profile][trait] = at
+    return traits, times
 
 
 def _visitors(db: sqlite3.Connection, rows: Sequence[Row]) -> list[VisitorProfile]:

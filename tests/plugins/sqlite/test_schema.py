@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The version of the tables: a made-up version 2, and stores of version 1.
+"""The version of the tables: a made-up version 2, stores of version 1, and of before visitors.
 
 ``test_newer_version.py`` is about a store that a newer version takes over while it is open.
 """
@@ -12,11 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from engage.api import ENGAGE_VERSION, StorageIncompatible
+from engage.api import ENGAGE_VERSION, StorageIncompatible, SubscriptionChange
+from engage.testing import WORKSPACE, event, identify
+from engage.testing.factories import TIME, profile_of, store_all
+from engage.testing.storage.visitors import visit
 from engage_plugins.sqlite import schema
 from engage_plugins.sqlite.engine import Engine
 from engage_plugins.sqlite.reader import Reader
-from support.sqlite import settings
+from engage_plugins.sqlite.store import SqliteStorage
+from support.sqlite import make, settings
 from support.sqlite_keys import are_duplicates, opened, write_all
 
 ADD_A_TABLE = "CREATE TABLE added (name TEXT)"
@@ -110,3 +114,66 @@ def test_a_migration_that_fails_has_no_effect(
     ):
         schema.migrate(db)
     assert content(version_1) == before
+
+
+# -------------------------------------------------------------------------------- before visitors
+#: Make the tables of a checkout from before visitors, which also had version 1.
+WITHOUT_VISITORS = """
+DROP TABLE visitor_totals; DROP INDEX links_first; DROP INDEX identifiers_kind;
+ALTER TABLE profiles DROP COLUMN chosen_first; ALTER TABLE profiles DROP COLUMN chosen_last;
+ALTER TABLE profiles DROP COLUMN changed_at; ALTER TABLE links DROP COLUMN workspace;
+ALTER TABLE links DROP COLUMN received_at; ALTER TABLE links DROP COLUMN message_id;
+ALTER TABLE links DROP COLUMN origin; ALTER TABLE links DROP COLUMN decided_at;
+ALTER TABLE links DROP COLUMN decision_id; ALTER TABLE links DROP COLUMN decision_origin;
+ALTER TABLE links DROP COLUMN undone; ALTER TABLE identifiers DROP COLUMN kind;
+ALTER TABLE choices DROP COLUMN change_id;
+CREATE INDEX identifiers_claimed
+    ON identifiers (workspace, trait, value, claimed_at, profile);
+"""
+
+
+def tables(path: Path) -> set[tuple[str, ...]]:
+    """Return the columns and the indexes of a store."""
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        columns = db.execute(
+            'SELECT m.name, c.name, c.type, c."notnull", c.pk FROM sqlite_master m '
+            "JOIN pragma_table_info(m.name) c WHERE m.type = 'table'"
+        ).fetchall()
+        return {*columns, *db.execute("SELECT sql FROM sqlite_master WHERE type = 'index'")}
+
+
+async def test_a_store_from_before_visitors_is_brought_up_to_date(
+    store: SqliteStorage, tmp_path: Path, path: Path
+) -> None:
+    email = {"email": "a@b.c"}
+    await store_all(
+        store,
+        identify("1", "u", 5, traits=email, anonymous_id="v"),
+        identify("2", "first", 9, traits=email, received=1),
+    )
+    choice = {"news": True}
+    await store.apply(
+        SubscriptionChange(
+            id="c", workspace_id=WORKSPACE, user_id="u", choices=choice, at=TIME, how="api"
+        )
+    )
+    await store.close()
+    new = tables(path)
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.executescript(WITHOUT_VISITORS)
+    before = content(path)
+    again = make(tmp_path)
+    with pytest.raises(StorageIncompatible, match="start `engage serve` once"):
+        await again.open(create=False)
+    assert content(path) == before
+    await again.open(create=True)
+    assert tables(path) == new
+    assert await again.state(WORKSPACE, "u") == choice
+    found = await again.find_users(WORKSPACE, "email", ["a@b.c"])
+    assert dict(found) == {"a@b.c": ["first", "u"]}
+    # The link is older than all.
+    await store_all(again, visit("3", "v", traits={"a": 1}))
+    await store_all(again, event("4", user_id="first", anonymous_id="v", received=-5))
+    assert (await profile_of(again, "u")).traits == {**email, "a": 1}
+    assert (await profile_of(again, "first")).traits == email
+    await again.close()

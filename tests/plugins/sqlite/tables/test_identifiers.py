@@ -35,7 +35,9 @@ def write(engine: Engine, *events: Event) -> None:
 
 def found(engine: Engine, value: str) -> list[str]:
     people = People(ProfileLimits(), {WORKSPACE: ["email"]})
-    users = people.find_users(engine.connection(), WORKSPACE, "email", [value])
+    users: Mapping[str, list[str]] = people.find_users(
+        engine.connection(), WORKSPACE, "email", [value]
+    )
     return users.get(value, [])
 
 

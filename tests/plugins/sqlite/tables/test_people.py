@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What reading people and keeping visitors cost, and what the caches of the writer may not hide."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from engage.api import MAX_CANDIDATES, ProfileLimits
+from engage.testing import WORKSPACE, event, identify
+from engage.testing.factories import TIME, all_pages, profile_of, store_all
+from engage.testing.storage.visitors import visit
+from engage_plugins.sqlite.connection import FileConnection
+from engage_plugins.sqlite.store import SqliteStorage
+from engage_plugins.sqlite.tables import paging, people
+from support.sqlite import engine_of
+
+EMAIL = {"email": "a@b.c"}
+
+
+class Statements:
+    """Counts the statements that a connection of the store runs."""
+
+    def __init__(self, connection: FileConnection) -> None:
+        self.all: list[str] = []
+        self.db = connection.connection()
+        self.db.set_trace_callback(self.all.append)
+
+    def taken(self, verb: str = "SELECT") -> list[str]:
+        """Return the statements with a verb since the last call."""
+        found = [one for one in self.all if one.startswith(verb)]
+        self.all.clear()
+        return found
+
+
+async def test_a_page_of_people_takes_few_statements(store: SqliteStorage) -> None:
+    for number in range(256):
+        name = f"u{number}"
+        await store_all(
+            store,
+            identify(name, name, number, anonymous_id=f"v{number}", traits=EMAIL),
+            visit(f"v{number}", f"v{number}", traits={"a": 1}),
+        )
+    await store.visitor(WORKSPACE, "v0")
+    statements = Statements(store._reader)
+    assert len((await store.scan_users(WORKSPACE, after=None, limit=256)).items) == 256
+    # Two look for the window, and 512 profiles take two statements of each table.
+    assert len(statements.taken()) <= 12
+    assert len((await store.scan_visitors(WORKSPACE, after=None, limit=256)).items) == 256
+    assert len(statements.taken()) <= 8
+    assert (await profile_of(store, "u0")).traits == {**EMAIL, "a": 1}
+    assert len(statements.taken()) <= 8
+
+
+async def test_a_page_of_users_has_a_maximum_size_with_their_visitors(
+    store: SqliteStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paging, "MAX_BYTES", 1000)
+    for number in range(6):
+        name = f"u{number}"
+        await store_all(store, identify(name, name, anonymous_id=f"v{number}", traits={"b": 1}))
+        await store_all(store, visit(f"v{number}", f"v{number}", traits={"a": "x" * 600}))
+    page = await store.scan_users(WORKSPACE, after=None, limit=100)
+    assert [one.user_id for one in page.items] == ["u0", "u1"]
+    assert len(await all_pages(store.scan_users, WORKSPACE)) == 6
+
+
+async def test_indexes_serve_what_is_read_of_people(store: SqliteStorage) -> None:
+    await store_all(
+        store, identify("1", "u", anonymous_id="v", traits=EMAIL), visit("2", "v", traits=EMAIL)
+    )
+    await store.visitor(WORKSPACE, "v")
+    statements = Statements(store._reader)
+    await store.profile(WORKSPACE, "u")
+    await store.visitor(WORKSPACE, "v")
+    await store.state(WORKSPACE, "v")
+    await store.find_users(WORKSPACE, "email", ["a@b.c"])
+    await store.find_visitors(WORKSPACE, "email", ["a@b.c"])
+    await store.holders(WORKSPACE, "email", "a@b.c", after=None, limit=9)
+    await store.users_beginning(WORKSPACE, "u", limit=9)
+    await store.scan_users(None, after=None, limit=9)
+    await store.scan_visitors(None, after=None, limit=9)
+    await store.expire_visitors(TIME, limit=9)
+    statements.db.set_trace_callback(None)
+    for one in statements.taken():
+        # Rows of constants.
+        keys = ["SCAN k", "SCAN v"] if " AS workspace" in one else ["SCAN k"]
+        for *_, plan in statements.db.execute(f"EXPLAIN QUERY PLAN {one}"):
+            assert "TEMP B-TREE" not in plan, one
+            assert not plan.startswith("SCAN") or "CONSTANT ROW" in plan or plan in keys, one
+
+
+# ----------------------------------------------------------------------------------------- links
+async def test_a_known_link_is_not_looked_up_again(store: SqliteStorage) -> None:
+    await store_all(store, event("1", user_id="u", anonymous_id="v", received=5))
+    statements = Statements(engine_of(store))
+    await store_all(store, event("2", user_id="u", anonymous_id="v", received=6))
+    assert not [one for one in statements.all if "links" in one or "profiles" in one]
+
+
+@pytest.mark.parametrize("received", [4, 5])
+async def test_an_earlier_link_is_stored_although_the_link_is_known(
+    store: SqliteStorage, received: int
+) -> None:
+    """Another server's clock may be behind, and a batch is received in one millisecond."""
+    await store_all(store, visit("0", "v", traits={"a": 1}), identify("1", "u"), identify("2", "w"))
+    await store_all(store, event("m", user_id="w", anonymous_id="v", received=5))
+    await store_all(store, event("x", user_id="u", anonymous_id="v", received=5))
+    assert (await store.visitor(WORKSPACE, "v")).user_id == "w"
+    await store_all(store, event("a", user_id="u", anonymous_id="v", received=received))
+    assert (await store.visitor(WORKSPACE, "v")).user_id == "u"
+
+
+# ---------------------------------------------------------------------------------- many visitors
+async def test_visitors_with_somebodys_address_do_not_hide_users(store: SqliteStorage) -> None:
+    """The oldest claims are those of visitors who belong to nobody, and are more than are examined;
+    the visitor of a person is found among as many as are examined."""
+    await store_all(
+        store,
+        identify("v", "owner", 1, received=1, anonymous_id="first"),
+        visit("first", "first", 1, received=1, traits=EMAIL),
+        *(visit(f"f{n}", f"f{n}", received=2, traits=EMAIL) for n in range(MAX_CANDIDATES)),
+        *(identify(f"i{n}", f"i{n}", received=10 + n, traits=EMAIL) for n in range(3)),
+    )
+    found = await store.find_users(WORKSPACE, "email", ["a@b.c"])
+    assert dict(found) == {"a@b.c": ["owner", "i0", "i1", "i2"]}
+    alone = await store.find_visitors(WORKSPACE, "email", ["a@b.c"])
+    assert len(alone["a@b.c"]) == 100
+    held = await all_pages(store.holders, WORKSPACE, "email", "a@b.c", limit=300)
+    assert len(held) == len(set(held)) == MAX_CANDIDATES + 4
+
+
+async def test_a_flood_of_candidates_is_examined_in_steps(store: SqliteStorage) -> None:
+    """Most of them have another value now by a visitor, so that their own does not win."""
+    for number in range(450):
+        name = f"u{number:03}"
+        await store_all(
+            store,
+            identify(name, name, received=number, anonymous_id=f"v{name}", traits=EMAIL),
+            visit(f"v{name}", f"v{name}", at=1 if number < 300 else -1, traits={"email": "x@b.c"}),
+        )
+    found = await store.find_users(WORKSPACE, "email", ["a@b.c", "x@b.c"])
+    assert list(found["a@b.c"]) == [f"u{n:03}" for n in range(300, 400)]
+    assert list(found["x@b.c"]) == [f"u{n:03}" for n in range(100)]
+
+
+async def test_deleted_visitors_leave_nothing(store: SqliteStorage, tmp_path: Path) -> None:
+    await store_all(
+        store,
+        visit("1", "v", 1, traits={**EMAIL, "a": 1}),
+        visit("2", "v", 2, traits={"email": "x@b.c"}),
+        event("3", type="group", anonymous_id="v", groupId="g"),
+        visit("4", "w", 2),
+    )
+    # Between looking for old visitors and deleting them, one is changed and one gets an owner.
+    db = engine_of(store).connection()
+    old, _ = people.old_visitors(db, TIME + 9, None, 9)
+    assert len(old) == 2
+    await store_all(store, identify("5", "u", anonymous_id="w"))
+    await store_all(store, visit("6", "v", 9))
+    assert engine_of(store).delete_visitors(old, TIME + 9) == 0
+    assert await store.expire_visitors(TIME + 10, limit=9) == 1
+    await store.close()
+    with sqlite3.connect(tmp_path / "engage.db") as read:
+        for table in ("traits", "memberships", "identifiers", "claims"):
+            assert read.execute(f"SELECT * FROM {table}").fetchall() == []
+        assert read.execute("SELECT * FROM visitor_totals").fetchall() == [(WORKSPACE, 1)]
+
+
+async def test_the_number_of_visitors_is_exact(store: SqliteStorage) -> None:
+    engine = engine_of(store)
+    engine._profiles._limits = ProfileLimits(visitors=2)
+    await store_all(store, *(visit(f"{n}", f"v{n}", traits=EMAIL) for n in range(4)))
+    assert store.dropped_changes == 2
+    held = await all_pages(store.holders, WORKSPACE, "email", "a@b.c")
+    assert held == ["v0", "v1"]
+    assert await store.expire_visitors(TIME + 1, limit=1) == 1
+    group = event("g", type="group", anonymous_id="new", groupId="g", traits={"a": 1})
+    await store_all(store, group, visit("5", "v5"))
+    assert store.dropped_changes == 3
+    assert (await all_pages(store.scan_groups, WORKSPACE))[0].traits == {"a": 1}
