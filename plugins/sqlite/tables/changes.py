@@ -109,14 +109,14 @@ def fold(
                 case Seen(kind, name):
                     subject = (workspace, KINDS[kind], name)
                     _extend(folded.seen, subject, at)
-                    if kind is Kind.VISITOR:
+                    if subject[1] == VISITOR:
                         last = folded.visited.get(subject, event.received_at)
                         folded.visited[subject] = max(last, event.received_at)
                 case Traits(kind, name, traits):
                     subject = (workspace, KINDS[kind], name)
                     for trait, value in traits.items():
                         _keep_greatest(folded.traits, (subject, trait), version, value)
-                    if kind is not Kind.GROUP:
+                    if subject[1] != GROUP:
                         for trait in identifiers.get(workspace, ()):
                             if trait in traits:
                                 _claim(folded, subject, trait, traits[trait], version, event)

@@ -91,8 +91,7 @@ class Profiles:
 
     def is_linked(self, workspace_id: str, user_id: str, anonymous_id: str, at: int) -> bool:
         """Return whether this link is known to be stored with an event received before ``at``."""
-        known = self._links.get(((workspace_id, USER, user_id), anonymous_id))
-        return known is not None and known < at
+        return self._links.get(((workspace_id, USER, user_id), anonymous_id), at) < at
 
     def remember_links(self, applied: Applied) -> None:
         """Remember the links of a write whose transaction is committed."""

@@ -175,7 +175,7 @@ async def test_the_number_of_visitors_is_exact(store: SqliteStorage) -> None:
     await store_all(store, *(visit(f"{n}", f"v{n}", traits=EMAIL) for n in range(4)))
     assert store.dropped_changes == 2
     held = await all_pages(store.holders, WORKSPACE, "email", "a@b.c")
-    assert held == ["v0", "v1"]
+    assert sorted(held) == ["v0", "v1"]
     assert await store.expire_visitors(TIME + 1, limit=1) == 1
     group = event("g", type="group", anonymous_id="new", groupId="g", traits={"a": 1})
     await store_all(store, group, visit("5", "v5"))
