@@ -37,7 +37,8 @@ Pair = tuple[Subject, str]
 KINDS: Final = {Kind.USER: USER, Kind.VISITOR: VISITOR, Kind.GROUP: GROUP}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+# Not frozen: the ``__init__`` of a frozen class takes longer, and each identify event has one.
+@dataclasses.dataclass(slots=True)
 class Traits:
     """:class:`engage.api.Traits` or :class:`RemovedTraits`.
 
