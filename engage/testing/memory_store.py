@@ -263,8 +263,9 @@ class MemoryProfiles(Memory, api.ProfileStore):
                     if change.kind is Kind.VISITOR and key not in self.stored.profiles:
                         known = sum(one[:2] == key[:2] for one in self.stored.profiles)
                         if known >= self.context.profile_limits.visitors:
-                            self.dropped_changes += 1
-                            return
+                            # Once for each event; its group exists nevertheless.
+                            self.dropped_changes += isinstance(change, api.Seen)
+                            continue
                     self._apply(self.stored.profile(*key), change, event)
 
     def _link(self, user: Profile, change: api.Link | api.LinkDecision, event: api.Event) -> None:

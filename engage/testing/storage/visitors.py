@@ -249,6 +249,9 @@ class VisitorTests:
         assert (await store.visitor(WORKSPACE, "v0")).traits == {"a": 1}
         assert await store.visitor(WORKSPACE, f"x{dropped}") is None
         assert await store.visitor("other", "other") is not None
+        await store_all(store, event("g", type="group", anonymous_id="z", groupId="g"))
+        assert await store.visitor(WORKSPACE, "z") is None
+        assert [one.group_id for one in await all_pages(store.scan_groups, WORKSPACE)] == ["g"]
         assert await store.find(WORKSPACE, "api", f"x{dropped}") is not None
 
     @on_open(ProfileStore)
