@@ -34,7 +34,7 @@ For a webhook provider see :class:`ProviderConformance` (:mod:`engage.testing.pr
 ``providers/``       the tests of webhook providers
 ``harness.py``       opens what a plugin registers, and closes it after each test
 ``factories.py``     events, dead letters, records and counters for the tests
-``memory_store.py``  a storage in memory
+``memory_store.py``  a storage in memory, with ``memory_base.py`` and ``memory_profiles.py``
 ``processes.py``     child processes of the tests
 ===================  ==================================================================
 """

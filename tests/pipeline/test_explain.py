@@ -17,13 +17,14 @@ from engage.api import (
     DROP,
     EVENT_TYPES,
     Change,
-    GroupTraits,
+    Kind,
     Link,
+    LinkDecision,
     Membership,
     RemovedTraits,
     Seen,
     StorageUnavailable,
-    UserTraits,
+    Traits,
 )
 from engage.config import DEFAULT_LIMITS
 from engage.pipeline.explain import Explained, Submission, describe_change
@@ -192,13 +193,15 @@ async def test_a_new_event_happens_now() -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (Seen("u"), "the user u exists"),
-        (UserTraits("u", {"a": 1, "b": 2}), "sets traits of the user u: a, b"),
-        (RemovedTraits("u", ["a"]), "removes traits of the user u: a"),
-        (GroupTraits("g", {"a": 1}), "sets traits of the group g: a"),
-        (GroupTraits("g", {}), "the group g exists"),
-        (Membership("u", "g", True), "the user u joins the group g"),
-        (Membership("u", "g", False), "the user u leaves the group g"),
+        (Seen(Kind.USER, "u"), "the user u exists"),
+        (Seen(Kind.VISITOR, "v"), "the visitor v exists"),
+        (Traits(Kind.USER, "u", {"a": 1, "b": 2}), "sets traits of the user u: a, b"),
+        (RemovedTraits(Kind.USER, "u", ["a"]), "removes traits of the user u: a"),
+        (Traits(Kind.GROUP, "g", {"a": 1}), "sets traits of the group g: a"),
+        (Membership(Kind.VISITOR, "v", "g", True), "the visitor v joins the group g"),
+        (Membership(Kind.USER, "u", "g", False), "the user u leaves the group g"),
+        (LinkDecision("u", "a", False), "undoes the link of the anonymous id a to the user u"),
+        (LinkDecision("u", "a", True), "restores the link of the anonymous id a to the user u"),
         (Link("u", "a"), "links the anonymous id a to the user u"),
     ],
 )

@@ -19,7 +19,7 @@ from typing import Any
 import orjson
 import pytest
 
-from engage.api import StorageContext
+from engage.api import Recipient, StorageContext, TranslatedEvent
 from engage.deliveries.recipients import Recipients
 from engage.errors import ApiError
 from engage.pipeline.subscriptions import subscription_hash
@@ -110,8 +110,9 @@ async def test_a_signed_link_works_on_mongodb(tmp_path: Path, count: int) -> Non
 async def recipient(core: Core) -> str:
     """Return the user to whom a webhook delivery for the address goes."""
     recipients = Recipients(core.store, 60)
-    users = await recipients._users("acme", {("email", EMAIL)})
-    return users["email", EMAIL][0]
+    event = TranslatedEvent({}, Recipient("email", EMAIL))
+    (document,) = await recipients.identify("acme", "sendgrid", [event])
+    return str(document["userId"])
 
 
 @pytest.mark.parametrize("kind", ["sqlite", pytest.param("mongo", marks=pytest.mark.mongo)])

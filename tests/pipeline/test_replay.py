@@ -14,9 +14,10 @@ import pytest
 from engage.api import (
     DROP,
     EVENT_TYPES,
+    Kind,
     Seen,
     StorageUnavailable,
-    UserTraits,
+    Traits,
     WebhookResult,
     render_time,
 )
@@ -469,7 +470,7 @@ async def test_a_check_tells_what_changes_in_profiles(tmp_path: Path) -> None:
         await bench.send({"userId": "u", "traits": 5}, "identify")
         (letter,) = await bench.letters()
         explained = await bench.replays.check(letter, edited(letter, traits={"a": 1}))
-        assert explained.changes == (Seen("u"), UserTraits("u", {"a": 1}))
+        assert explained.changes == (Seen(Kind.USER, "u"), Traits(Kind.USER, "u", {"a": 1}))
         assert await bench.store.profile("acme", "u") is None
 
 

@@ -48,7 +48,7 @@ async def test_what_is_old_is_deleted_in_slices() -> None:
     old = [letter(f"old {n}", received_at=NOW - 14 * DAY - 1) for n in range(25)]
     await store.put([*old, letter("young", received_at=NOW - 14 * DAY)])
     retention = Retention(events_days=2, dead_letters_days=14)
-    assert await expire(store, retention, now=NOW, slice_=10) == (25, 25)
+    assert await expire(store, retention, now=NOW, slice_=10) == (25, 25, 0)
     assert store.expired == [10, 10, 5]
     assert [one.message_id for one in store.events.values()] == ["young"]
     assert [one.id for one in store.letters.values()] == ["young"]
@@ -57,7 +57,7 @@ async def test_what_is_old_is_deleted_in_slices() -> None:
 async def test_what_is_young_stays() -> None:
     store = MemoryEvents()
     await fill(store, days=3)
-    assert await expire(store, Retention(events_days=4), now=NOW) == (0, 0)
+    assert await expire(store, Retention(events_days=4), now=NOW) == (0, 0, 0)
     assert len(store.events) == 26
 
 
@@ -65,10 +65,25 @@ async def test_without_a_limit_of_days_nothing_is_deleted() -> None:
     store = MemoryStore()
     await fill(store, days=3)
     retention = Retention(events_days=None, dead_letters_days=None)
-    assert await expire(store, retention, now=NOW) == (0, 0)
+    assert await expire(store, retention, now=NOW) == (0, 0, 0)
     assert store.expired == []
     # Returns at once if there is no audit either.
     await expire_periodically(MemoryEvents(), retention, lambda: NOW)
+
+
+async def test_visitors_that_no_event_changed_are_deleted() -> None:
+    store = MemoryStore()
+    old = [
+        event(f"{n}", type="identify", anonymous_id=f"old{n}", received=NOW - 9 * DAY - 1 - TIME)
+        for n in range(25)
+    ]
+    young = event("y", type="identify", anonymous_id="young", received=NOW - 9 * DAY - TIME)
+    await store.write([*old, young])
+    assert await expire(store, Retention(visitors_days=9), now=NOW, slice_=10) == (0, 0, 25)
+    assert [
+        one.anonymous_id for one in (await store.scan_visitors(None, after=None, limit=9)).items
+    ] == ["young"]
+    assert len(store.events) == 26
 
 
 async def test_the_audit_is_kept_for_400_days(tmp_path: Path) -> None:
@@ -105,7 +120,7 @@ def record(kind: str, name: str, at: int) -> Record:
 
 
 async def test_a_storage_without_dead_letters_can_expire_events() -> None:
-    assert await expire(MemoryEvents(), Retention(events_days=1), now=NOW) == (0, 0)
+    assert await expire(MemoryEvents(), Retention(events_days=1), now=NOW) == (0, 0, 0)
 
 
 async def test_a_failure_is_logged_and_the_next_round_goes_on(

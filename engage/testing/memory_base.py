@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the stores in memory share: items in the order of their arrival, opening and closing."""
+
+from __future__ import annotations
+
+import ast
+import collections
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from engage import api
+from engage.api import Kind
+
+Key = TypeVar("Key")
+Item = TypeVar("Item")
+
+
+class Arrivals(dict[Key, Item]):
+    """Items in the order in which their keys arrived. A page's cursor is the number of an arrival,
+    so neither new items nor deleted ones move the next page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._numbers: dict[Key, int] = {}
+        self._last = 0
+
+    def __setitem__(self, key: Key, item: Item) -> None:
+        if key not in self:
+            self._last += 1
+            self._numbers[key] = self._last
+        super().__setitem__(key, item)
+
+    def page(
+        self, wanted: Callable[[Item], bool], cursor: str | None, limit: int, *, back: bool = False
+    ) -> api.Page[Item]:
+        """Return the wanted items after a cursor; with ``back`` those before it, newest first."""
+        keys: Iterable[Key] = reversed(self) if back else self
+        end = None if cursor is None else int(cursor)
+        found = [
+            key
+            for key in keys
+            if (end is None or (self._numbers[key] < end if back else self._numbers[key] > end))
+            and wanted(self[key])
+        ]
+        more = str(self._numbers[found[limit - 1]]) if len(found) > limit else None
+        return api.Page([self[key] for key in found[:limit]], more)
+
+
+@dataclasses.dataclass
+class Profile:
+    """A user, a visitor or a group: registers, each with the version of its value."""
+
+    workspace_id: str
+    kind: Kind
+    id: str
+    #: Least and greatest timestamp of the events that made it exist; ``None`` without one.
+    times: tuple[int, int] | None = None
+    #: The same of the subscription changes.
+    chosen: tuple[int, int] | None = None
+    #: When the last event that changed it was received.
+    changed_at: int = 0
+    traits: dict[str, tuple[api.Version, Any]] = dataclasses.field(default_factory=dict)
+    #: Trait → its size, unless it is removed or does not count.
+    sizes: dict[str, int] = dataclasses.field(default_factory=dict)
+    #: Of a user: anonymous id → the first link.
+    links: dict[str, api.Version] = dataclasses.field(default_factory=dict)
+    #: Anonymous id → whether an operator lets the link count.
+    decisions: dict[str, tuple[api.Version, bool]] = dataclasses.field(default_factory=dict)
+    groups: dict[str, tuple[api.Version, bool]] = dataclasses.field(default_factory=dict)
+    #: Trait → value → when it was claimed: the first 100, and that of a later current value.
+    claims: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
+    late: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def values(self) -> dict[str, Any]:
+        """Return the traits that are not removed."""
+        return {name: value for name, (_, value) in self.traits.items() if value is not api.REMOVED}
+
+    def links_that_count(self) -> dict[str, api.Version]:
+        """Return the links of a user without those that an operator undid."""
+        undone = {name for name, (_, counts) in self.decisions.items() if not counts}
+        return {name: first for name, first in self.links.items() if name not in undone}
+
+    def registers(self) -> api.Registers:
+        """Return what is stored; the times are those of an existing profile."""
+        times = [at for span in (self.times, self.chosen) if span is not None for at in span]
+        return api.Registers(
+            id=self.id,
+            created_at=min(times),
+            updated_at=max(times),
+            traits=dict(sorted(self.traits.items())),
+            groups=self.groups,
+        )
+
+    def claim(self, trait: str, form: str, at: int) -> None:
+        """Remember when a value was claimed."""
+        claims = self.claims.setdefault(trait, {})
+        current = api.identifier_value(trait, self.values().get(trait)) == form
+        if current and self.late.get(trait, form) != form:
+            del claims[self.late.pop(trait)]
+        if form not in claims and len(claims) >= api.MAX_CLAIMS:
+            if not current:
+                return
+            self.late[trait] = form
+        claims[form] = min(at, claims.get(form, at))
+
+
+class Stored:
+    """Everything that the stores of one name share."""
+
+    def __init__(self, *, exists: bool = False) -> None:
+        #: Whether a store was created.
+        self.exists = exists
+        #: While it is false, every method raises :class:`~engage.api.StorageUnavailable`.
+        self.available = True
+        #: By identity.
+        self.events = Arrivals[tuple[str, str, str], api.Event]()
+        #: By workspace, kind and id.
+        self.profiles = Arrivals[tuple[str, Kind, str], Profile]()
+        #: Workspace and id of the changes of subscriptions that were applied.
+        self.applied: set[tuple[str, str]] = set()
+        #: By workspace, user and group.
+        self.choices = Arrivals[tuple[str, str, str], api.SubscriptionState]()
+        #: By workspace, change and group.
+        self.history = Arrivals[tuple[str, str, str], api.SubscriptionRecord]()
+        #: By workspace and id.
+        self.letters = Arrivals[tuple[str, str], api.DeadLetter]()
+        #: By kind, workspace and id.
+        self.records: dict[tuple[str, str, str], api.Record] = {}
+        #: Kind → how often its records were changed.
+        self.versions = collections.Counter[str]()
+        #: By the counter with the value 0.
+        self.counts = Arrivals[api.Count, api.Count]()
+
+    def profile(self, workspace_id: str, kind: Kind, name: str) -> Profile:
+        """Return a user, visitor or group, which is made if there is none."""
+        key = (workspace_id, kind, name)
+        if key not in self.profiles:
+            self.profiles[key] = Profile(*key)
+        return self.profiles[key]
+
+
+_STORED: dict[str, Stored] = {}
+
+
+def stored(name: str) -> Stored:
+    """Return what the stores of a name share; the first call makes it."""
+    return _STORED.setdefault(name, Stored())
+
+
+class Memory:
+    """Opens and closes.
+
+    :param options: ``name``: which stores share what they keep. Without it, the store is the only
+        one of its kind, and it is open from the beginning.
+    """
+
+    def __init__(
+        self, options: Mapping[str, Any] | None = None, context: api.StorageContext | None = None
+    ) -> None:
+        name = (options or {}).get("name")
+        self.context = context or api.StorageContext(base_dir=Path(), identifiers={})
+        self.stored = Stored(exists=True) if name is None else stored(name)
+        self.is_open = name is None
+
+    async def open(self, *, create: bool) -> None:
+        if not self.stored.available:
+            raise api.StorageUnavailable("the store in memory is not available")
+        if not self.stored.exists and not create:
+            raise api.StorageMissing("there is no store in memory of this name")
+        self.stored.exists = self.is_open = True
+
+    async def close(self) -> None:
+        self.is_open = False
+
+    async def check(self) -> None:
+        self.contents()
+
+    def contents(self) -> Stored:
+        """Return what is stored.
+
+        :raises StorageUnavailable: if the store is closed or not available.
+        """
+        if not self.is_open:
+            raise api.StorageUnavailable("the store in memory is closed")
+        if not self.stored.available:
+            raise api.StorageUnavailable("the store in memory is not available")
+        return self.stored
+
+    def apply_changes(self, event: api.Event) -> None:
+        """Apply the changes of a newly stored event; a store without profiles ignores them."""
+
+    def ids_of_person(self, workspace_id: str, name: str) -> list[str]:
+        """Return the ids of the user that an id belongs to and of its visitors, or just the id."""
+        return [name]
+
+
+def of_workspace(workspace_id: str | None) -> Callable[[Any], bool]:
+    return lambda one: workspace_id in (None, one.workspace_id)
+
+
+def delete(items: dict[Key, Any], keys: Iterable[Key]) -> int:
+    return sum(items.pop(key, None) is not None for key in keys)
+
+
+def page_by_key(
+    items: Mapping[Any, Item], after: str | None, limit: int, *, reverse: bool = False
+) -> api.Page[Item]:
+    """Return a page in the order of the keys; the cursor is the last key."""
+    last = None if after is None else ast.literal_eval(after)
+    keys = [
+        key
+        for key in sorted(items, reverse=reverse)
+        if last is None or (key < last if reverse else key > last)
+    ]
+    more = repr(keys[limit - 1]) if len(keys) > limit else None
+    return api.Page([items[key] for key in keys[:limit]], more)
