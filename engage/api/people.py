@@ -29,7 +29,7 @@ REMOVED: Final = object()
 
 
 # Not frozen: the ``__init__`` of a frozen class takes longer, and a page has thousands.
-@dataclasses.dataclass(slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class Registers:
     """What is stored of one user or visitor."""
 

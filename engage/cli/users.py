@@ -46,7 +46,7 @@ _SEARCH_SECONDS: Final = 5.0
 
 @click.group(epilog="\b\nExample:\n  engage users show u-1")
 def users() -> None:
-    """Show one user, remove traits, or undo a link of an anonymous id."""
+    """Show one user, or correct its traits and links."""
 
 
 @users.command("show", epilog="\b\nExample:\n  engage users show --workspace acme u-1")
@@ -193,7 +193,7 @@ def _link_command(name: str, text: str, *, linked: bool) -> None:
 
 _link_command(
     "unlink",
-    """Undo the link of an anonymous id to a user.
+    """Undo the link of an anonymous id.
 
     What the visitor with this id did then belongs to the next user that it was linked to, or to
     nobody. Events of clients cannot restore the link; `engage users link` does.
@@ -202,10 +202,10 @@ _link_command(
 )
 _link_command(
     "link",
-    """Link an anonymous id to a user, also after `engage users unlink`.
+    """Link an anonymous id to a user.
 
-    If it was linked to another user before, and that link is not undone, its visitor belongs to
-    that user.
+    This also restores what `engage users unlink` undid. If the id was linked to another user
+    before, and that link is not undone, its visitor belongs to that user.
     """,
     linked=True,
 )

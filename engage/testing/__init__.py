@@ -28,15 +28,17 @@ For a webhook provider see :class:`ProviderConformance` (:mod:`engage.testing.pr
 
 :class:`MemoryStore` is a storage in memory, for tests of your own code.
 
-===================  ==================================================================
-``storage/``         the tests of a storage
-``log/``             the tests of a log
-``providers/``       the tests of webhook providers
-``harness.py``       opens what a plugin registers, and closes it after each test
-``factories.py``     events, dead letters, records and counters for the tests
-``memory_store.py``  a storage in memory, with ``memory_base.py`` and ``memory_profiles.py``
-``processes.py``     child processes of the tests
-===================  ==================================================================
+======================  ===============================================================
+``storage/``            the tests of a storage
+``log/``                the tests of a log
+``providers/``          the tests of webhook providers
+``harness.py``          opens what a plugin registers, and closes it after each test
+``factories.py``        events, dead letters, records and counters for the tests
+``memory_store.py``     a storage in memory
+``memory_profiles.py``  its users, visitors and groups
+``memory_base.py``      what its classes share
+``processes.py``        child processes of the tests
+======================  ===============================================================
 """
 
 from __future__ import annotations

@@ -197,10 +197,12 @@ class Memory:
 
 
 def of_workspace(workspace_id: str | None) -> Callable[[Any], bool]:
+    """Return a condition: whether an item belongs to a workspace; ``None``: to any."""
     return lambda one: workspace_id in (None, one.workspace_id)
 
 
 def delete(items: dict[Key, Any], keys: Iterable[Key]) -> int:
+    """Delete items by their keys, and return how many there were."""
     return sum(items.pop(key, None) is not None for key in keys)
 
 

@@ -269,6 +269,7 @@ def _version(event: api.Event) -> api.Version:
 
 
 def extended(times: tuple[int, int] | None, at: int) -> tuple[int, int]:
+    """Return the least and the greatest of some times and one more."""
     return (at, at) if times is None else (min(at, times[0]), max(at, times[1]))
 
 

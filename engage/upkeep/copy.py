@@ -179,14 +179,12 @@ async def _apply(target: SubscriptionStore, change: SubscriptionChange, counts: 
 async def _copy_unexplained_choices(
     source: SubscriptionStore, target: SubscriptionStore, counts: Counts
 ) -> None:
-    """Copy the current choices of the source that its history does not explain."""
+    """Copy the current choices of the source that its history does not explain: such as those that
+    were repeated, which makes them later than those of the same person under another id."""
     async for state in all_pages(functools.partial(source.scan_subscriptions, None)):
-        there = await target.state(state.workspace_id, state.user_id)
-        if there.get(state.group_id) is state.subscribed:
-            continue
         history = functools.partial(target.history, state.workspace_id, state.user_id)
-        later = {one.group_id async for one in all_pages(history) if one.at > state.updated_at}
-        if state.group_id in later:
+        known = {one.group_id async for one in all_pages(history) if one.at >= state.updated_at}
+        if state.group_id in known:
             continue
         parts = (state.workspace_id, state.user_id, state.group_id, str(state.updated_at))
         digest = hashlib.blake2b(canonical(parts), digest_size=16).hexdigest()

@@ -64,7 +64,7 @@ async def test_what_is_young_stays() -> None:
 async def test_without_a_limit_of_days_nothing_is_deleted() -> None:
     store = MemoryStore()
     await fill(store, days=3)
-    retention = Retention(events_days=None, dead_letters_days=None)
+    retention = Retention(events_days=None, dead_letters_days=None, visitors_days=None)
     assert await expire(store, retention, now=NOW) == (0, 0, 0)
     assert store.expired == []
     # Returns at once if there is no audit either.
@@ -88,7 +88,7 @@ async def test_visitors_that_no_event_changed_are_deleted() -> None:
 
 async def test_the_audit_is_kept_for_400_days(tmp_path: Path) -> None:
     """Also if the config keeps events and dead letters indefinitely."""
-    retention = Retention(events_days=None, dead_letters_days=None)
+    retention = Retention(events_days=None, dead_letters_days=None, visitors_days=None)
     store = make(tmp_path)
     await store.open(create=True)
     try:
@@ -214,7 +214,7 @@ async def test_a_server_that_starts_with_a_clock_that_is_ahead_deletes_nothing(
         await receive(store, clock)
     assert await round_(store, clock) == 0
     assert "no event was received in the 30 days after" in caplog.text
-    assert caplog.text.count("nothing is expired") == 3  # events, dead letters, the audit
+    assert caplog.text.count("nothing is expired") == 4  # events, dead letters, visitors, the audit
     # The clock is set right.
     times.step(-YEARS)
     assert await round_(store, clock) == 70 + 86
