@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``engage users show`` and ``remove-trait``."""
+"""``engage users``: ``show``, ``remove-trait``, ``unlink`` and ``link``."""
 
 from __future__ import annotations
 
@@ -101,6 +101,54 @@ def test_what_cannot_be_removed_is_reported(stored: Path) -> None:
     assert result.exit_code == 1
     assert "does not contain a workspace 'nope'" in result.stderr
     assert len(exported(stored, "events")) == count
+
+
+def visit(message_id: str, anonymous_id: str, **traits: Any) -> Event:
+    return event(message_id, type="identify", anonymous_id=anonymous_id, at=2, traits=traits)
+
+
+def test_a_trait_of_a_visitor_is_removed(stored: Path) -> None:
+    write(stored, visit("v1", "v", phone="+1", plan="free"), visit("w1", "w", phone="+2"))
+    # Of the user that the visitor belongs to, and of one that belongs to nobody.
+    write(stored, event("link", user_id="ann", anonymous_id="v"))
+    assert exported(stored, "users")[0]["traits"]["phone"] == "+1"
+    assert remove(stored, "ann", "phone").stdout == "removed\tphone\n"
+    assert exported(stored, "users")[0]["traits"] == {"plan": "free", "email": "a@b.c", "n": None}
+    result = remove(stored, "--anonymous-id", "w", "phone", "none")
+    assert (result.exit_code, result.stdout) == (0, "removed\tphone\n")
+    assert result.stderr == "engage: the visitor does not have the trait 'none'\n"
+    found = {one["anonymousId"]: one for one in exported(stored, "visitors")}
+    assert found["w"]["traits"] == {}
+    assert (found["v"]["userId"], found["w"]["userId"]) == ("ann", None)
+    result = remove(stored, "--anonymous-id", "nobody", "phone")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "the workspace 'acme' has no visitor 'nobody'" in result.stderr
+
+
+def decide(path: Path, command: str, user: str, anonymous_id: str) -> Result:
+    options = ("--workspace", "acme", "--user", user, "--anonymous-id", anonymous_id)
+    return run("users", command, "--config", path, *options)
+
+
+def test_an_operator_undoes_a_link_and_restores_it(stored: Path) -> None:
+    write(stored, visit("v1", "v", plan="free"), event("link", user_id="ann", anonymous_id="v"))
+
+    def ann() -> Any:
+        (user,) = exported(stored, "users")
+        return user["traits"]["plan"], user["anonymousIds"]
+
+    assert ann() == ("free", ["v"])
+    assert decide(stored, "unlink", "ann", "v").stdout == "unlinked\n"
+    assert ann() == ("pro", [])
+    write(stored, event("again", user_id="ann", anonymous_id="v", at=3))
+    assert ann() == ("pro", [])
+    result = decide(stored, "unlink", "ann", "v")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "engage: 'v' is not an anonymous id of the user 'ann'\n"
+    assert decide(stored, "link", "ann", "v").stdout == "linked\n"
+    assert ann() == ("free", ["v"])
+    result = decide(stored, "link", "nobody", "v")
+    assert "the workspace 'acme' has no user 'nobody'" in result.stderr
 
 
 def shown(path: Path, *arguments: str) -> Result:
