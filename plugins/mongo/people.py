@@ -370,17 +370,20 @@ class People:
         return deleted
 
     async def _delete(self, ids: Sequence[str], bounds: Mapping[str, Any]) -> int:
-        """Delete visitors, unless an event changed them in the meantime. An event that makes one
-        exist again keeps what belongs to it: that is newer."""
+        """Delete visitors, unless an event changed them in the meantime.
+
+        A visitor is deleted after what belongs to it: what a crash leaves expires with it later.
+        Its traits are the first to go, so that an event in the meantime makes a new visitor.
+        """
         if not ids:
             return 0
-        db = self._connection.db
+        db, old = self._connection.db, {"_id": any_of(ids), **bounds}
         async with self._connection.updating:
-            done = await db[VISITORS].delete_many({"_id": any_of(ids), **bounds})
-            left = {one["_id"] for one in await self._documents(VISITORS, ids, {"_id": 1})}
-            if gone := [key for key in ids if key not in left]:
+            await db[VISITORS].update_many(old, {"$unset": {"traits": "", "claims": ""}})
+            if gone := [one["_id"] async for one in db[VISITORS].find(old, {"_id": 1})]:
                 for collection in (VISITOR_MEMBERSHIPS, VISITOR_CLAIMS):
                     await db[collection].delete_many({"visitor": any_of(gone), **bounds})
+            done = await db[VISITORS].delete_many(old)
         return int(done.deleted_count)
 
 
