@@ -71,4 +71,5 @@ Programs and files:
 - ``venv``, ``node``, ``go``, ``browser``: virtual environments, Node, Go, Chromium
 - ``config_page``, ``provider_page``, ``clients_page``: the tables of docs/configuration.md and
   docs/write-a-provider.md, and the examples of docs/clients.md
+- ``dittofeed_page``: the examples of docs/from-dittofeed.md, and a server with its config
 """

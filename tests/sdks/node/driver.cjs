@@ -29,7 +29,7 @@ const sdks = {
   "@dittofeed/sdk-node": async () => {
     const { DittofeedSdk } = require("@dittofeed/sdk-node");
     const authorization = "Basic " + Buffer.from(plan.key + ":").toString("base64");
-    const client = await DittofeedSdk.init({ writeKey: authorization, host: plan.host });
+    const client = await DittofeedSdk.init({ writeKey: authorization, host: plan.host, ...plan.options });
     return { client: DittofeedSdk, end: () => DittofeedSdk.flush().catch(failed) };
   },
 };
