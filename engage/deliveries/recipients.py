@@ -8,8 +8,8 @@ makes with a person's address does not get that person's deliveries. If no user 
 visitor with the oldest claim. Otherwise the address itself becomes the anonymous id, or the
 provider names the user id.
 
-Some services report bounces without the user id that was sent with the message. Such an event gets
-it from an earlier event about that message, which is found by its message id
+Some services report bounces without the ids that were sent with the message. Such an event gets
+them from an earlier event about that message, which is found by its message id
 (:attr:`engage.api.TranslatedEvent.earlier`).
 
 Nothing is cached: a user may be identified a moment later, by another process, and the next
@@ -137,8 +137,12 @@ def _completed(event: TranslatedEvent, earlier: Mapping[str, Mapping[str, Any]])
     own, more = document.get("properties", {}), found.get("properties", {})
     if isinstance(own, dict) and isinstance(more, dict):
         document["properties"] = {**more, **own}
+    anonymous_id = found.get("anonymousId")
     if found.get("userId"):
         document["userId"] = found["userId"]
+    # An id that was made of the address is not passed on: there may be a user with it now.
+    elif anonymous_id and anonymous_id not in map(":".join, _keys(event)):
+        document.setdefault("anonymousId", anonymous_id)
     return dataclasses.replace(event, document=document)
 
 

@@ -38,3 +38,31 @@ async def test_a_delivery_goes_to_a_visitor_if_there_is_no_user() -> None:
     assert await found() == {"anonymousId": "v"}
     await store_all(store, identify("4", "u"))
     assert await found() == {"userId": "u"}
+
+
+async def test_a_late_event_goes_to_the_visitor_of_the_earlier_one() -> None:
+    """Its own address belongs to nobody, or to a visitor who came later."""
+    store = MemoryStore(None, CONTEXT)
+    recipients = Recipients(store, 60)
+    sent: Any = {"origin": "sendgrid", "event": "Email Sent"}
+    await store_all(
+        store,
+        event("to-v", anonymous_id="v", **sent),
+        event("to-address", anonymous_id="email:ann@example.com", **sent),
+        event("to-user", user_id="u", anonymous_id="v", **sent),
+    )
+
+    async def found(earlier: str, **document: Any) -> dict[str, Any]:
+        late = TranslatedEvent(document, Recipient("email", "Ann@example.com"), earlier=earlier)
+        (identified,) = await recipients.identify("acme", "sendgrid", [late])
+        return {name: value for name, value in identified.items() if name != "properties"}
+
+    assert await found("to-v") == {"anonymousId": "v"}
+    assert await found("to-v", anonymousId="own") == {"anonymousId": "own"}
+    assert await found("to-user") == {"userId": "u"}
+    await store_all(store, visit("1", "w", 1))
+    assert await found("to-v") == {"anonymousId": "v"}
+    # An id that was made of the address does not stand in the way of who has it now.
+    assert await found("to-address") == {"anonymousId": "w"}
+    await store_all(store, identify("2", "ann", traits=EMAIL))
+    assert await found("to-address") == {"userId": "ann"}
