@@ -103,8 +103,9 @@ class TranslatedEvent:
     fallback: str | None = None
     #: The ``messageId`` of an earlier event of this provider about the same message. If this event
     #: has no ``userId``, and that one is stored or in the same delivery, this one gets the
-    #: ``userId`` of that one, or else its ``anonymousId``, and the properties that it lacks. Set ``restated`` too: when the
-    #: delivery is repeated, the earlier event may be stored that was not stored at first.
+    #: ``userId`` of that one, or else its ``anonymousId``, and the properties that it lacks. Set
+    #: ``restated`` too: when the delivery is repeated, the earlier event may be stored that was not
+    #: stored at first.
     earlier: str | None = None
 
 

@@ -14,7 +14,7 @@
 ``dead_letters.py``  ``engage dead-letters``
 ``replays.py``       ``engage dead-letters check`` and ``replay``
 ``letters.py``       the code that the commands of ``engage dead-letters`` share
-``users.py``         ``engage users show`` and ``remove-trait``
+``users.py``         ``engage users show``, ``remove-trait``, ``unlink`` and ``link``
 ``keys.py``          ``engage keys list``, ``add``, ``disable``, ``enable`` and ``archive``
 ``webhooks.py``      ``engage webhook-url``, ``webhook-test`` and ``webhook-retry``
 ``common.py``        the code that all commands share: ``--config``, plugins, store, errors, times
@@ -102,6 +102,9 @@ class Root(click.Group):
             return super().invoke(ctx)
         except BrokenPipeError:
             raise  # The reader of our output has closed it: click exits silently.
+        except UnicodeEncodeError as error:  # A byte of an argument is not UTF-8.
+            problem = f"{error.object!r} cannot be encoded as {error.encoding.upper()}"
+            raise CommandFailed(EngageError(problem)) from error
         except (EngageError, OSError) as error:
             discard_output()
             raise CommandFailed(error) from error

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,7 @@ from engage.api import (
     ProfileStore,
     SubscriptionStore,
     UserProfile,
+    VisitorProfile,
 )
 from engage.cli.common import (
     config_option,
@@ -46,7 +48,7 @@ _SEARCH_SECONDS: Final = 5.0
 
 @click.group(epilog="\b\nExample:\n  engage users show u-1")
 def users() -> None:
-    """Show one user, or correct its traits and links."""
+    """Show one user or visitor, or correct its traits and links."""
 
 
 @users.command("show", epilog="\b\nExample:\n  engage users show --workspace acme u-1")
@@ -58,68 +60,104 @@ def users() -> None:
 def show(
     ctx: click.Context, config_path: Path, workspace_id: str | None, user: str, as_json: bool
 ) -> None:
-    """Print what is known of a user.
+    """Print what is known of a user, or of a visitor.
 
-    That is the profile (traits, groups, anonymous ids, and when the user was seen first and last),
-    the subscription choices, and the newest events with this user id. There may be events without a
-    profile: only identify, group and alias calls make one. The exit status is 1 if there is
-    neither.
+    ID is a user id, or the anonymous id of a visitor. Printed are the profile (traits, groups,
+    anonymous ids, and when the user was seen first and last), the subscription choices, and the
+    newest events with this id. There may be events without a profile: only identify, group and
+    alias calls make one. The exit status is 1 if there is neither.
     """
     config, workspace = load_chosen(config_path, workspace_id)
-    profile, choices, events = with_store(
-        ctx, config, lambda store: _look_up(store, workspace, user)
-    )
-    about = {} if profile is None else orjson.loads(render("users", profile).json)
+    found = with_store(ctx, config, lambda store: _look_up(store, workspace, user))
+    about = {} if found.user is None else orjson.loads(render("users", found.user).json)
+    visitor = {} if found.visitor is None else orjson.loads(render("visitors", found.visitor).json)
     if as_json:
-        documents = [event.document() for event in events]
-        found = {"user": about or None, "subscriptions": choices, "events": documents}
-        click.echo(safe(orjson.dumps(found).decode()))
+        documents = {
+            "user": about or None,
+            "visitor": visitor or None,
+            "visitors": found.visitors,
+            "subscriptions": dict(found.choices),
+            "events": [event.document() for event in found.events],
+        }
+        click.echo(safe(orjson.dumps(documents).decode()))
         return
     lines = {"id": user}
-    if profile is None:
+    if visitor:
+        owner = visitor["userId"]
+        of_user = "belongs to no user" if owner is None else f"belongs to the user {owner}"
+        lines["visitor"] = "there is one with this id, too" if about else of_user
+    shown = about or visitor
+    if not shown:
         lines["profile"] = "none; there are only events with this user id"
     else:
-        lines["seen first"], lines["seen last"] = about["createdAt"], about["updatedAt"]
-        lines["anonymous ids"] = ", ".join(profile.anonymous_ids) or "-"
-        lines["groups"] = ", ".join(profile.groups) or "-"
-    for trait, value in about.get("traits", {}).items():
+        lines["seen first"], lines["seen last"] = shown["createdAt"], shown["updatedAt"]
+        lines["groups"] = ", ".join(shown["groups"]) or "-"
+    if found.user is not None:
+        lines["anonymous ids"] = ", ".join(found.user.anonymous_ids) or "-"
+        lines["visitors"] = ", ".join(found.visitors) or "-"
+        if found.user.left_out:
+            lines["left out"] = f"{found.user.left_out} traits and groups of visitors"
+    for trait, value in shown.get("traits", {}).items():
         lines[f"trait {trait}"] = orjson.dumps(value).decode()
-    for group, subscribed in choices.items():
+    for group, subscribed in found.choices.items():
         lines[f"subscription {group}"] = "yes" if subscribed else "no"
     for name, text in lines.items():
         click.echo(f"{safe(name)}: {safe(text)}")
-    if events:
+    if found.events:
         click.echo()
-        rows = [(shown_time(e.received_at), e.type, e.name or "-", e.message_id) for e in events]
+        rows = [
+            (shown_time(e.received_at), e.type, e.name or "-", e.message_id) for e in found.events
+        ]
         print_table(("RECEIVED", "TYPE", "NAME", "MESSAGE ID"), rows)
 
 
-async def _look_up(
-    store: EventStore, workspace: str, user: str
-) -> tuple[UserProfile | None, Mapping[str, bool], list[Event]]:
-    """Return the profile, the choices and the newest events of a user.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """What is known of an id."""
 
-    :raises EngageError: if the storage has no profiles, or nothing is known of the user.
+    user: UserProfile | None
+    visitor: VisitorProfile | None
+    #: Anonymous ids of the visitors that belong to the user.
+    visitors: Sequence[str]
+    choices: Mapping[str, bool]
+    #: The newest ones.
+    events: Sequence[Event]
+
+
+async def _look_up(store: EventStore, workspace: str, name: str) -> _Known:
+    """Return what is known of a user or a visitor.
+
+    :raises EngageError: if the storage has no profiles, or nothing is known of the id.
     """
     if not isinstance(store, ProfileStore):
         remedy = "`engage export events --user ID` prints the user's events"
         raise EngageError(f"the storage does not store profiles; {remedy}")
-    profile = await store.profile(workspace, user)
-    choices = await store.state(workspace, user) if isinstance(store, SubscriptionStore) else {}
-    wanted = EventFilter(workspace_id=workspace, user_id=user)
+    user, visitor = await store.profile(workspace, name), await store.visitor(workspace, name)
+    linked = [await store.visitor(workspace, one) for one in (user.anonymous_ids if user else ())]
+    choices = await store.state(workspace, name) if isinstance(store, SubscriptionStore) else {}
+    wanted = EventFilter(workspace_id=workspace, user_id=name)
+    if user is None and visitor is not None:
+        wanted = EventFilter(workspace_id=workspace, begins=[(["anonymous_id"], name)])
     events: list[Event] = []
     cursor, end = None, time.monotonic() + _SEARCH_SECONDS
     while page := await store.recent(wanted, before=cursor, limit=_EVENTS - len(events)):
-        events += filter(wanted.matches, page.items)
+        matching = filter(wanted.matches, page.items)
+        events += [event for event in matching if name in (event.user_id, event.anonymous_id)]
         cursor = page.cursor
         if cursor is None or len(events) == _EVENTS:
             break
         if time.monotonic() > end:
             click.echo("engage: older events were not searched", err=True)
             break
-    if profile is None and not choices and not events:
-        raise EngageError(f"the workspace {workspace!r} has no user {user!r}, and no such events")
-    return profile, dict(choices), events
+    if user is None and visitor is None and not choices and not events:
+        raise EngageError(f"the workspace {workspace!r} has no user {name!r}, and no such events")
+    return _Known(
+        user=user,
+        visitor=visitor,
+        visitors=[one.anonymous_id for one in linked if one is not None and one.user_id == name],
+        choices=choices,
+        events=events,
+    )
 
 
 @users.command(

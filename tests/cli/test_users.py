@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -187,6 +188,41 @@ def test_a_user_is_shown_with_all_that_is_known(stored: Path) -> None:
     assert found["user"] == profile
     assert found["subscriptions"] == {"news": True}
     assert [one["messageId"] for one in found["events"]] == [row[3] for row in rows]
+
+
+def test_a_visitor_is_shown_with_its_user(stored: Path) -> None:
+    write(
+        stored,
+        visit("v1", "v", phone="+1"),
+        visit("w1", "w", plan="free"),
+        event("page", anonymous_id="w", type="page", at=3),
+        event("longer", anonymous_id="w2", at=4),
+        *(event(f"link{one}", user_id="ann", anonymous_id=one) for one in ("v", "x")),
+    )
+    lines = shown(stored, "w").stdout.splitlines()
+    for line in ("id: w", "visitor: belongs to no user", 'trait plan: "free"', "groups: -"):
+        assert line in lines
+    assert not any(line.startswith(("profile", "anonymous ids")) for line in lines)
+    found = json.loads(shown(stored, "w", "--json").stdout)
+    exports = {one["anonymousId"]: one for one in exported(stored, "visitors")}
+    assert (found["user"], found["visitor"]) == (None, exports["w"])
+    assert [one["messageId"] for one in found["events"]] == ["page", "w1"]
+    assert "visitor: belongs to the user ann" in shown(stored, "v").stdout.splitlines()
+    lines = shown(stored, "ann").stdout.splitlines()
+    for line in ("anonymous ids: v, x", "visitors: v", 'trait phone: "+1"'):
+        assert line in lines
+    assert json.loads(shown(stored, "ann", "--json").stdout)["visitors"] == ["v"]
+    # An anonymous id that becomes the id of a user.
+    write(stored, identify("late", "w", 5))
+    lines = shown(stored, "w").stdout.splitlines()
+    assert {"visitor: there is one with this id, too", "anonymous ids: -"} <= set(lines)
+
+
+def test_an_id_that_is_not_utf_8_is_an_error(stored: Path) -> None:
+    for command in (["users", "show"], ["export", "events", "--user"]):
+        result = run(*command, os.fsdecode(b"a\xff"), "--config", stored, "--workspace", "acme")
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert result.stderr == "engage: 'a\\udcff' cannot be encoded as UTF-8\n"
 
 
 def test_events_without_a_profile_are_shown(stored: Path) -> None:
