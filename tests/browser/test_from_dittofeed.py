@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
 ADDRESS = "ann@example.com"
 BOXES = """return Object.fromEntries([...document.querySelectorAll("input")].map(
     (box) => [box.parentNode.textContent.trim(), box.checked]))"""
-STATUS = 'return document.querySelector("p").textContent'
+STATUS = 'return document.querySelector("output").textContent'
 
 
 @pytest.fixture

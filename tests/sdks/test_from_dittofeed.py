@@ -181,6 +181,30 @@ def _check(moved: Server) -> str:
     return run("check", "--config", moved.config).output
 
 
+@pytest.mark.parametrize(
+    ("operation", "body", "where"),
+    [
+        ("group", {"groupId": "g", "assigned": "false"}, "/assigned"),
+        ("track", {"event": 5}, "/event"),
+        ("track", {"event": "E", "userId": ["u-8"]}, "/userId"),
+        ("track", {"event": "E", "timestamp": "yesterday"}, "/timestamp"),
+        ("track", {"event": "E", "type": "identify"}, "/type"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_the_page_calls_refused_is_refused(
+    moved: Server, operation: str, body: dict[str, Any], where: str
+) -> None:
+    answer = moved.post(
+        f"/api/public/apps/{operation}",
+        {"messageId": "r-1", "userId": "u-8", **body},
+        key=None,
+        headers={"Authorization": AUTHORIZATION},
+    )
+    assert answer.status_code == 400
+    assert [error["pointer"] for error in answer.json()["errors"]] == [where]
+
+
 # -------------------------------------------------------------------------------------- deliveries
 #: Dittofeed's arguments of a message, with the names under which it sends them.
 ARGUMENTS = {
