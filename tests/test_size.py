@@ -16,8 +16,8 @@ import size  # noqa: E402
 
 #: The numbers of ``engage/`` and ``plugins/``: those that a module names, and all. A change may
 #: raise these by a number that its commit message names, with the reason for it.
-NAMED = 372
-ALL = 1858
+NAMED = 373
+ALL = 1860
 
 
 def test_the_product_has_no_more_numbers() -> None:

@@ -61,21 +61,28 @@ def merge(
     visitors = visitors[: limits.user_visitors]
     everyone = (user, *visitors)
     traits = _greatest([one.traits for one in everyone])
+    values = _values(traits)
     members = _greatest([one.groups for one in everyone])
-    groups = [name for name, (_, member) in members.items() if member]
+    groups = sorted(name for name, (_, member) in members.items() if member)
     left_out = 0
-    if visitors:
-        traits, left_out = _within(traits, limits, identifiers)
-        left_out += max(0, len(groups) - limits.memberships)
+    # The whole is larger than the sum of the sizes, so nearly always all have room.
+    if visitors and (len(values) > limits.traits or len(orjson.dumps(values)) > limits.trait_bytes):
+        names = _in_order(one.traits for one in everyone)
+        traits, left_out = _within({name: traits[name] for name in names}, limits, identifiers)
+        values = _values(traits)
+    if visitors and len(groups) > limits.memberships:
+        left_out += len(groups) - limits.memberships
+        names = _in_order(one.groups for one in everyone)
+        groups = sorted([name for name in names if members[name][1]][: limits.memberships])
     return UserProfile(
         workspace_id=workspace_id,
         user_id=user.id,
         created_at=user.created_at,
         updated_at=max(one.updated_at for one in everyone),
         anonymous_ids=sorted(anonymous_ids),
-        groups=sorted(groups[: limits.memberships] if visitors else groups),
+        groups=groups,
         left_out=left_out,
-        traits=_values(traits),
+        traits=values,
         trait_times=_times(traits),
     )
 
@@ -116,36 +123,33 @@ def _version(register: tuple[Version, Any]) -> Version:
 def _greatest(
     registers: Sequence[Mapping[str, tuple[Version, Value]]],
 ) -> Mapping[str, tuple[Version, Value]]:
-    """Return the greatest version of each name: the names of the first one in alphabetical order,
-    then the others of the second one, and so on."""
-    if len(registers) == 1:
-        return registers[0]
-    found: dict[str, tuple[Version, Value]] = {}
-    for one in registers:
-        for name in sorted(one):
-            if name not in found or found[name][0] < one[name][0]:
-                found[name] = one[name]
+    """Return the greatest version of each name."""
+    found = dict(registers[0])
+    for one in registers[1:]:
+        for name, register in one.items():
+            if name not in found or found[name][0] < register[0]:
+                found[name] = register
     return found
+
+
+def _in_order(registers: Iterable[Mapping[str, Any]]) -> Iterable[str]:
+    """Return the names in the order in which they get room: those of the first one in alphabetical
+    order, then the others of the second one, and so on."""
+    return dict.fromkeys(name for one in registers for name in sorted(one))
 
 
 def _within(
     traits: Mapping[str, tuple[Version, Any]], limits: ProfileLimits, identifiers: Collection[str]
-) -> tuple[Mapping[str, tuple[Version, Any]], int]:
+) -> tuple[dict[str, tuple[Version, Any]], int]:
     """Return the traits that have room, in their order, and how many have none."""
-    values = _values(traits)
-    # The whole is larger than the sum of the sizes, so nearly always all have room.
-    if len(values) <= limits.traits and len(orjson.dumps(values)) <= limits.trait_bytes:
-        return traits, 0
-    kept, count, total, left_out = {}, 0, 0, 0
+    kept, count, total = {}, 0, 0
     for name, register in traits.items():
         size = 0 if register[1] is REMOVED else limits.size(name, register[1], identifiers)
-        if size and (count >= limits.traits or total + size > limits.trait_bytes):
-            left_out += 1
-            continue
-        count += bool(size)
-        total += size
-        kept[name] = register
-    return kept, left_out
+        if not size or (count < limits.traits and total + size <= limits.trait_bytes):
+            count += bool(size)
+            total += size
+            kept[name] = register
+    return kept, len(traits) - len(kept)
 
 
 def _values(traits: Mapping[str, tuple[Version, Any]]) -> dict[str, Any]:

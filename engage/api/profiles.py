@@ -29,7 +29,8 @@ MAX_USERS: Final = 100
 MAX_CANDIDATES: Final = 1000
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+# Not frozen: the ``__init__`` of a frozen class takes longer, and a page has a thousand.
+@dataclasses.dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class UserProfile:
     """A user, merged from the stored events of the user and of the visitors that belong to it."""
 

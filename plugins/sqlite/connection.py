@@ -316,14 +316,16 @@ def insert(db: sqlite3.Connection, head: str, rows: Sequence[Sequence[Any]], tai
     return count
 
 
-def look_up(db: sqlite3.Connection, query: str, keys: Iterable[Sequence[Any]]) -> Iterator[Any]:
+def look_up(db: sqlite3.Connection, query: str, keys: Iterable[Sequence[Any]]) -> list[Any]:
     """Run a query that joins a table with ``{keys}``, whose columns are column1, column2, …
 
     :return: the rows, in any order.
     """
+    rows: list[Any] = []
     for chunk in _chunks(list(keys)):
         marks = _marks(len(chunk), len(chunk[0]))
-        yield from db.execute(query.format(keys=f"(VALUES {marks})"), _flatten(chunk))
+        rows += db.execute(query.format(keys=f"(VALUES {marks})"), _flatten(chunk)).fetchall()
+    return rows
 
 
 @functools.lru_cache

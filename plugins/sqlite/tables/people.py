@@ -10,9 +10,10 @@ import heapq
 import sqlite3
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Final
+from operator import itemgetter
+from typing import Any, Final, TypeVar
 
 import orjson
 
@@ -32,6 +33,8 @@ from ..connection import is_text, look_up
 from ..schema import GROUP, USER, VISITOR
 from .paging import Window
 from .profiles import REMOVED
+
+Item = TypeVar("Item")
 
 
 def _exists(user: str) -> str:
@@ -56,8 +59,8 @@ _OWNER: Final = f"""(SELECT o.id FROM profiles o WHERE o.id = {_FIRST}
 
 
 def _columns(profile: str) -> str:
-    """Return what is read of a profile: number, workspace, id, first and last time, and the bytes
-    of its traits."""
+    """Return what is read of a profile: number, workspace, id, first and last time, the bytes of
+    its traits, and how many groups and links it has."""
     times = ", ".join(
         f"coalesce({least}({profile}.{made}, {profile}.{chosen}), {profile}.{made}, "
         f"{profile}.{chosen})"
@@ -66,14 +69,22 @@ def _columns(profile: str) -> str:
             ("max", "updated_at", "chosen_last"),
         )
     )
-    return f"{profile}.id, {profile}.workspace, {profile}.name, {times}, {profile}.trait_bytes"
+    return (
+        f"{profile}.id, {profile}.workspace, {profile}.name, {times}, "
+        f"{profile}.trait_bytes, {profile}.memberships, {profile}.links"
+    )
 
+
+#: Users that are read at once, so that what is read of them fits into the caches of a processor.
+_STEP: Final = 128
 
 #: A profile: the values of :func:`_columns`, perhaps with others after them.
-Row = Sequence[Any]
+Row = tuple[Any, ...]
 #: User → the linked anonymous ids, and the visitors that belong to the user, in the order of their
 #: links.
 Linked = Mapping[int, tuple[list[str], list[Row]]]
+#: A user: its number, its row, the linked anonymous ids, and the visitors that are merged.
+Person = tuple[int, Row, Sequence[str], Sequence[Row]]
 
 
 class People:
@@ -89,44 +100,42 @@ class People:
 
     def find(self, db: sqlite3.Connection, workspace_id: str, user_id: str) -> UserProfile | None:
         """Return a user, or ``None`` if the user does not exist."""
-        rows = _by_id(db, USER, workspace_id, user_id)
-        return next(iter(self._users(db, rows, _links(db, rows))), None)
+        people = [*self._people(db, _by_id(db, USER, workspace_id, user_id))]
+        return next(iter(self._users(db, people)), None)
 
     def scan_users(
         self, db: sqlite3.Connection, workspace_id: str | None, after: int | None, limit: int
     ) -> tuple[list[UserProfile], int | None]:
         """Return a page of users, and its cursor."""
         window, rows = _scan(db, USER, workspace_id, after, limit)
-        links = _links(db, rows)
 
-        def sized(row: Row) -> tuple[Row, int]:
-            return row, row[5] + sum(one[5] for one in self._merged(links, row))
+        def sized(one: Person) -> tuple[Person, int]:
+            return one, sum([row[5] for row in (one[1], *one[3])])
 
-        rows, cursor = window.page(rows, sized, limit)
-        return self._users(db, rows, links), cursor
+        people, cursor = window.page(self._people(db, rows), sized, limit)
+        return [user for step in _steps(people) for user in self._users(db, step)], cursor
 
-    def _merged(self, links: Linked, user: Row) -> list[Row]:
-        return links[user[0]][1][: self._limits.user_visitors]
+    def _people(self, db: sqlite3.Connection, rows: Sequence[Row]) -> Iterator[Person]:
+        for step in _steps(rows):
+            links = _links(db, step)
+            for row in step:
+                names, visitors = links[row[0]]
+                yield row[0], row, names, visitors[: self._limits.user_visitors]
 
-    def _users(
-        self, db: sqlite3.Connection, rows: Sequence[Row], links: Linked
-    ) -> list[UserProfile]:
-        visitors = {row[0]: self._merged(links, row) for row in rows if links[row[0]][1]}
-        merged = [row for row in rows if row[0] in visitors]
-        found = _registers(db, [*merged, *(one for some in visitors.values() for one in some)])
-        alone = _alone(db, [row for row in rows if row[0] not in visitors], links)
+    def _users(self, db: sqlite3.Connection, people: Sequence[Person]) -> list[UserProfile]:
+        found = _registers(db, [one for one in people if one[3]])
+        alone = _alone(db, [one for one in people if not one[3]])
         return [
-            api.merge(
+            alone.get(number)
+            or api.merge(
                 row[1],
-                found[row[0]],
-                links[row[0]][0],
-                [found[one[0]] for one in visitors[row[0]]],
+                found[number],
+                names,
+                [found[one[0]] for one in visitors],
                 self._limits,
                 self._declared.get(row[1], ()),
             )
-            if row[0] in visitors
-            else alone[row[0]]
-            for row in rows
+            for number, row, names, visitors in people
         ]
 
     def find_users(
@@ -152,13 +161,11 @@ class People:
         while step := list(islice(candidates, MAX_USERS)):
             users = {row[2]: row[2:] for row in step if row[2] is not None and row[2] not in seen}
             seen.update(users)
-            links = _links(db, users.values())
-            visitors = {one: self._merged(links, row) for one, row in users.items()}
-            everyone = [*users.values(), *(one for some in visitors.values() for one in some)]
-            found = _registers(db, everyone, trait)
-            for user, row in users.items():
-                some = [found[one[0]] for one in visitors[user]]
-                won = api.winner(trait, found[user], some, self._limits)
+            people = [*self._people(db, [*users.values()])]
+            found = _registers(db, people, trait)
+            for number, row, _, visitors in people:
+                some = [found[one[0]] for one in visitors]
+                won = api.winner(trait, found[number], some, self._limits)
                 if identifier_value(trait, won) == value:
                     yield row[2]
 
@@ -286,7 +293,7 @@ def delete_visitors(db: sqlite3.Connection, visitors: Collection[int], before: i
         "SELECT v.id, v.workspace FROM {keys} k CROSS JOIN profiles v ON v.id = k.column1 "
         f"AND v.kind = {VISITOR} AND v.changed_at < k.column2 WHERE {_OWNER} IS NULL"
     )
-    old = list(look_up(db, query, [(one, before) for one in visitors]))
+    old = look_up(db, query, [(one, before) for one in visitors])
     for table in ("traits", "memberships", "identifiers", "claims"):
         db.executemany(f"DELETE FROM {table} WHERE profile = ?", [row[:1] for row in old])
     db.executemany("DELETE FROM profiles WHERE id = ?", [row[:1] for row in old])
@@ -340,11 +347,12 @@ def _candidates(
     )
 
 
-def _links(db: sqlite3.Connection, users: Iterable[Row]) -> Linked:
+def _links(db: sqlite3.Connection, users: Collection[Row]) -> Linked:
     """Return what is linked to users that exist."""
     query = (
-        "SELECT l.profile, l.received_at, l.message_id, l.origin, l.anonymous_id, "
-        f"{_FIRST} = l.profile, {_columns('v')} "
+        f"SELECT l.profile, l.anonymous_id, v.id IS NOT NULL AND {_FIRST} = l.profile, "
+        "v.id, v.workspace, v.name, v.created_at, v.updated_at, v.trait_bytes, v.memberships, "
+        "l.received_at, l.message_id, l.origin "
         "FROM {keys} k CROSS JOIN links l ON l.profile = k.column1 "
         f"LEFT JOIN profiles v ON v.workspace = l.workspace AND v.kind = {VISITOR} "
         "AND v.name = l.anonymous_id "
@@ -354,37 +362,42 @@ def _links(db: sqlite3.Connection, users: Iterable[Row]) -> Linked:
         "AND (n.chosen_first IS NULL OR v.id IS NOT NULL)"
     )
     found: Linked = {row[0]: ([], []) for row in users}
-    rows = look_up(db, query, [(user,) for user in found])
-    for row in sorted(rows, key=lambda row: row[:5]):
+    for row in look_up(db, query, [row[:1] for row in users if row[7]]):
         names, visitors = found[row[0]]
-        names.append(row[4])
-        if row[5]:
-            visitors.append(row[6:])
+        names.append(row[1])
+        if row[2]:
+            visitors.append(row[3:])
+    for _, visitors in found.values():
+        visitors.sort(key=itemgetter(-3, -2, -1))
     return found
 
 
 def _registers(
-    db: sqlite3.Connection, rows: Sequence[Row], trait: str | None = None
+    db: sqlite3.Connection, people: Sequence[Person], trait: str | None = None
 ) -> dict[int, Registers]:
-    """Return what is stored of profiles.
+    """Return what is stored of users and of the visitors that are merged.
 
     :param trait: the only trait that is wanted; no groups are then.
     """
+    rows = [one for _, row, _, visitors in people for one in (row, *visitors)]
     traits: dict[int, dict[str, Any]] = {row[0]: {} for row in rows}
     groups: dict[int, dict[str, Any]] = {row[0]: {} for row in rows}
-    query = "SELECT t.* FROM {keys} k CROSS JOIN %s t ON t.profile = k.column1"
-    keys: list[tuple[Any, ...]] = [(profile,) for profile in traits]
-    if trait is None:
-        for row in look_up(db, query % "memberships", keys):
-            groups[row[0]][row[1]] = (row[2:5], bool(row[5]))
-        found = look_up(db, query % "traits", keys)
+    query = (
+        "SELECT t.profile, t.%s, t.timestamp, t.message_id, t.origin, t.%s "
+        "FROM {keys} k CROSS JOIN %s t ON t.profile = k.column1"
+    )
+    of_traits = query % ("trait", "value", "traits")
+    keys: list[tuple[Any, ...]] = [row[:1] for row in rows]
+    if trait is not None:
+        of_traits += " AND t.trait = k.column2"
+        keys = [(row[0], trait) for row in rows]
     else:
-        keys = [(profile, trait) for profile in traits]
-        found = look_up(db, query % "traits" + " AND t.trait = k.column2", keys)
-    for row in found:
-        value = row[6]
+        of_groups = query % ("group_id", "assigned", "memberships")
+        for row in look_up(db, of_groups, [row[:1] for row in rows if row[6]]):
+            groups[row[0]][row[1]] = (row[2:5], bool(row[5]))
+    for profile, name, at, message, origin, value in look_up(db, of_traits, keys):
         decoded = api.REMOVED if value == REMOVED else orjson.loads(value)
-        traits[row[0]][row[1]] = (row[2:5], decoded)
+        traits[profile][name] = ((at, message, origin), decoded)
     return {
         row[0]: Registers(
             id=row[2],
@@ -397,16 +410,17 @@ def _registers(
     }
 
 
-def _alone(db: sqlite3.Connection, rows: Sequence[Row], links: Linked) -> dict[int, UserProfile]:
+def _alone(db: sqlite3.Connection, people: Sequence[Person]) -> dict[int, UserProfile]:
     """Return users without visitors, as :func:`engage.api.merge` does: most users have none, and
     need no versions."""
+    rows = [row for _, row, _, _ in people]
     traits, times = _values(db, rows)
     groups: dict[int, list[str]] = {row[0]: [] for row in rows}
     query = (
         "SELECT m.profile, m.group_id FROM {keys} k CROSS JOIN memberships m "
         "ON m.profile = k.column1 AND m.assigned"
     )
-    for profile, group in look_up(db, query, [(profile,) for profile in groups]):
+    for profile, group in look_up(db, query, [row[:1] for row in rows if row[6]]):
         groups[profile].append(group)
     return {
         row[0]: UserProfile(
@@ -414,12 +428,12 @@ def _alone(db: sqlite3.Connection, rows: Sequence[Row], links: Linked) -> dict[i
             user_id=row[2],
             created_at=row[3],
             updated_at=row[4],
-            anonymous_ids=sorted(links[row[0]][0]),
+            anonymous_ids=sorted(names),
             groups=sorted(groups[row[0]]),
             traits=traits[row[0]],
             trait_times=times[row[0]],
         )
-        for row in rows
+        for _, row, names, _ in people
     }
 
 
@@ -433,7 +447,7 @@ def _values(
         "SELECT t.profile, t.trait, t.timestamp, t.value FROM {keys} k CROSS JOIN traits t "
         "ON t.profile = k.column1"
     )
-    for profile, trait, at, value in look_up(db, query, [(profile,) for profile in traits]):
+    for profile, trait, at, value in look_up(db, query, [row[:1] for row in rows]):
         if value != REMOVED:
             traits[profile][trait] = orjson.loads(value)
             times[profile][trait] = at
@@ -441,8 +455,12 @@ def _values(
 
 
 def _visitors(db: sqlite3.Connection, rows: Sequence[Row]) -> list[VisitorProfile]:
-    found = _registers(db, rows)
-    return [api.visitor_of(row[1], found[row[0]], row[6]) for row in rows]
+    found = _registers(db, [(row[0], row, (), ()) for row in rows])
+    return [api.visitor_of(row[1], found[row[0]], row[8]) for row in rows]
+
+
+def _steps(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
+    return (items[start : start + _STEP] for start in range(0, len(items), _STEP))
 
 
 def _sized(row: Row) -> tuple[Row, int]:
