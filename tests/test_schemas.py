@@ -152,6 +152,7 @@ SUBSCRIPTION = {
     "hash": "h",
     "changes": {},
 }
+CHOICE = {"userId": ID, "groupId": "g", "subscribed": True}
 ERROR: dict[str, Any] = {"success": False, "status": 400, "code": "c", "message": "m"}
 PROBLEM = {"pointer": "", "message": "m"}
 
@@ -308,6 +309,15 @@ COUNTER_EXAMPLES: list[tuple[str, Any]] = [
                 "messageId": (5, "m" * 257),
             }
         )
+    ],
+    *all_of("payloads/choice.json", [], {"groupId": "g", "subscribed": True}),
+    *[
+        ("payloads/choice.json", {k: v for k, v in CHOICE.items() if k != missing})
+        for missing in CHOICE
+    ],
+    *[
+        ("payloads/choice.json", {**CHOICE, field: value})
+        for field, value in each({"subscribed": ("true", 1), "how": (5, "", "h" * 257)})
     ],
     ("error.json", []),
     *[("error.json", {k: v for k, v in ERROR.items() if k != missing}) for missing in ERROR],

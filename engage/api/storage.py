@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import abc
+import asyncio
 import dataclasses
 import enum
 import socket
@@ -40,6 +41,8 @@ __all__ = [
 #: The version of engage. A storage keeps the one that made its store or brought it up to date:
 #: an earlier version, which refuses the store, then names the version to use.
 ENGAGE_VERSION: Final = __version__
+#: Ids whose subscription choices are changed at once: a change takes several calls of a server.
+_AT_ONCE: Final = 16
 
 
 class Status(enum.StrEnum):
@@ -239,21 +242,27 @@ class SubscriptionChange:
     choices: Mapping[str, bool]
     #: Milliseconds since 1970 UTC.
     at: int
-    #: How it was made: ``api`` or ``copy``.
+    #: How it was made: ``api``, ``copy`` or ``import``, or what an import says.
     how: str
+    #: Whether ``at`` is when the person chose, perhaps long ago, and not when the change is made. A
+    #: choice of this id that was made later, or in the same millisecond, then stays.
+    dated: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionState:
-    """One current choice of a user."""
+    """One current choice of a user or a visitor."""
 
     workspace_id: str
-    user_id: str
+    #: ``None`` only in :meth:`SubscriptionStore.scan_choices`: for a visitor without a user.
+    user_id: str | None
     group_id: str
     subscribed: bool
     updated_at: int
     #: The change that made the choice, or repeated it last.
     change_id: str = ""
+    #: Only in :meth:`SubscriptionStore.scan_choices`: the visitor for whose id it is kept, if any.
+    anonymous_id: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,8 +298,32 @@ class SubscriptionStore(abc.ABC):
         If the store keeps profiles, a user with this id then exists (as by a :class:`Seen` at
         ``change.at``) while there is no visitor with it. That is decided when it is read.
 
+        A :attr:`SubscriptionChange.dated` change keeps its time. It has no audit record for a group
+        if a later choice of the person holds.
+
         :return: as :meth:`state` after the change.
         """
+
+    async def apply_all(
+        self, changes: Sequence[SubscriptionChange]
+    ) -> Sequence[Mapping[str, bool]]:
+        """Apply changes, those of one id in their order, and return the result of each.
+
+        It is not atomic. This default calls :meth:`apply` for several ids at the same time.
+        """
+        found: list[Mapping[str, bool]] = [{}] * len(changes)
+        of_id: dict[tuple[str, str], list[int]] = {}
+        for index, change in enumerate(changes):
+            of_id.setdefault((change.workspace_id, change.user_id), []).append(index)
+        waiting = iter(of_id.values())
+
+        async def work() -> None:
+            for indexes in waiting:
+                for index in indexes:
+                    found[index] = await self.apply(changes[index])
+
+        await asyncio.gather(*(work() for _ in range(_AT_ONCE)))
+        return found
 
     @abc.abstractmethod
     async def state(self, workspace_id: str, user_id: str) -> Mapping[str, bool]:
@@ -305,7 +338,20 @@ class SubscriptionStore(abc.ABC):
     async def scan_subscriptions(
         self, workspace_id: str | None, *, after: str | None, limit: int
     ) -> Page[SubscriptionState]:
-        """Return one page of all current choices; each choice once."""
+        """Return one page of all current choices as they are kept for each id; each choice once.
+
+        They are for copies: another id of the person may have a later choice.
+        """
+
+    async def scan_choices(
+        self, workspace_id: str | None, *, after: str | None, limit: int
+    ) -> Page[SubscriptionState]:
+        """Return one page of what people chose: for each choice that is kept for an id, that of the
+        person, as :meth:`state` decides it. All ids of a person have the same then.
+
+        This default is for a store without visitors.
+        """
+        return await self.scan_subscriptions(workspace_id, after=after, limit=limit)
 
     @abc.abstractmethod
     async def history(

@@ -1,25 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line.
 
-===================  ==============================================================================
-``serve.py``         ``engage serve``
-``load.py``          ``engage load``
-``init.py``          ``engage init``
-``check.py``         ``engage check``
-``plugins.py``       ``engage plugins``
-``export.py``        ``engage export``
-``copy.py``          ``engage copy``
-``tail.py``          ``engage tail``
-``console.py``       ``engage console``, ``console-link``, ``console-logout``, ``console-password``
-``dead_letters.py``  ``engage dead-letters``
-``replays.py``       ``engage dead-letters check`` and ``replay``
-``letters.py``       the code that the commands of ``engage dead-letters`` share
-``users.py``         ``engage users show``, ``remove-trait``, ``unlink`` and ``link``
-``keys.py``          ``engage keys list``, ``add``, ``disable``, ``enable`` and ``archive``
-``webhooks.py``      ``engage webhook-url``, ``webhook-test`` and ``webhook-retry``
-``common.py``        the code that all commands share: ``--config``, plugins, store, errors, times
-``progress.py``      a progress bar
-===================  ==============================================================================
+====================  ==============================================================================
+``serve.py``          ``engage serve``
+``load.py``           ``engage load``
+``init.py``           ``engage init``
+``check.py``          ``engage check``
+``plugins.py``        ``engage plugins``
+``export.py``         ``engage export``
+``copy.py``           ``engage copy``
+``tail.py``           ``engage tail``
+``console.py``        ``engage console``, ``console-link``, ``console-logout``, ``console-password``
+``dead_letters.py``   ``engage dead-letters``
+``replays.py``        ``engage dead-letters check`` and ``replay``
+``letters.py``        the code that the commands of ``engage dead-letters`` share
+``users.py``          ``engage users show``, ``remove-trait``, ``unlink`` and ``link``
+``subscriptions.py``  ``engage subscriptions import`` and ``export``
+``keys.py``           ``engage keys list``, ``add``, ``disable``, ``enable`` and ``archive``
+``webhooks.py``       ``engage webhook-url``, ``webhook-test`` and ``webhook-retry``
+``common.py``         the code that all commands share: ``--config``, plugins, store, errors, times
+``progress.py``       a progress bar
+====================  ==============================================================================
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from engage.cli.keys import keys
 from engage.cli.load import load_command
 from engage.cli.plugins import plugins
 from engage.cli.serve import serve
+from engage.cli.subscriptions import subscriptions
 from engage.cli.tail import tail
 from engage.cli.users import users
 from engage.cli.webhooks import webhook_retry, webhook_test, webhook_url
@@ -54,7 +56,7 @@ __all__ = ["main"]
 #: The commands as ``--help`` lists them.
 GROUPS: Final[Mapping[str, Sequence[click.Command]]] = {
     "Set up and run": (init, check, serve, load_command, console, plugins),
-    "Events and users": (tail, export, copy, users, dead_letters),
+    "Events and users": (tail, export, copy, users, subscriptions, dead_letters),
     "Keys, webhooks and sign-in": (
         *(keys, webhook_url, webhook_test, webhook_retry),
         *(console_link, console_logout, console_password),

@@ -5,14 +5,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import csv
 import datetime
+import functools
+import io
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, get_args
 
 import click
+import orjson
 
 from engage.api import EVENT_TYPES
 from engage.cli.common import config_option, opened, parse_time, registry_of, safe
@@ -59,6 +63,14 @@ class Time(click.ParamType[int]):
 @click.option("--type", "type_", type=click.Choice(EVENT_TYPES), help="Only events of this type.")
 @click.option("--user", metavar="ID", help="Only this user's records.")
 @click.option("--limit", type=click.IntRange(min=1), help="Maximum number of records.")
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(("ndjson", "csv")),
+    default="ndjson",
+    show_default=True,
+    help="csv: only of subscriptions.",
+)
 @click.option("--after", metavar="CURSOR", help="Continue an export that had read up to CURSOR.")
 @click.pass_context
 def export(
@@ -70,6 +82,7 @@ def export(
     type_: str | None,
     user: str | None,
     limit: int | None,
+    format_: str,
     after: str | None,
 ) -> None:
     """Export stored records as NDJSON.
@@ -82,6 +95,8 @@ def export(
     for name, value in given.items():
         if value is not None and name not in KINDS[kind].filters.split():
             raise click.UsageError(f"--{name} does not apply to {kind}.", ctx)
+    if format_ == "csv" and kind != "subscriptions":
+        raise click.UsageError(f"--format csv does not apply to {kind}.", ctx)
     config = load(config_path)
     if workspace is not None and all(known.id != workspace for known in config.workspaces):
         # Not an error: the records of a workspace remain when it is removed from the config.
@@ -96,8 +111,14 @@ def export(
         problems += 1
         click.echo(f"engage: left out: {safe(problem)}", err=True)
 
+    names = KINDS[kind].members.split()
+    if format_ == "csv" and after is None:
+        click.echo(_csv_line(names))
+    line = functools.partial(_as_csv, names) if format_ == "csv" else None
     try:
-        asyncio.run(_export(registry_of(ctx, config), config, kind, selection, limit, left_out))
+        asyncio.run(
+            _export(registry_of(ctx, config), config, kind, selection, limit, left_out, line)
+        )
     except ValueError as error:
         if after is None:
             raise
@@ -113,6 +134,7 @@ async def _export(
     selection: Selection,
     limit: int | None,
     left_out: Callable[[str], None],
+    as_line: Callable[[bytes], bytes] | None,
 ) -> None:
     terminal, output = sys.stdout.isatty(), sys.stdout.buffer
     now = time.time() * 1000
@@ -123,7 +145,8 @@ async def _export(
     ):
         with Progress(kind.replace("-", " "), wanted=not terminal) as progress:
             async for record in stream:
-                line = safe(record.json.decode()).encode() if terminal else record.json
+                line = record.json if as_line is None else as_line(record.json)
+                line = safe(line.decode()).encode() if terminal else line
                 output.write(line + b"\n")
                 count += 1
                 first = first or record.at
@@ -135,3 +158,16 @@ async def _export(
                     part = (record.at - first) / (now - first) if now > first else None
                     progress.show(count, part if limit is None else count / limit)
             output.flush()
+
+
+def _as_csv(names: Sequence[str], record: bytes) -> bytes:
+    """Return a record of texts and booleans as a line of CSV."""
+    values = map(orjson.loads(record).get, names)
+    texts = [str(one).lower() if isinstance(one, bool) else one or "" for one in values]
+    return _csv_line(texts).encode()
+
+
+def _csv_line(values: Sequence[str]) -> str:
+    line = io.StringIO(newline="")
+    csv.writer(line).writerow(values)
+    return line.getvalue().removesuffix("\r\n")

@@ -28,6 +28,7 @@ __all__ = [
     "Envelope",
     "apply_transformed",
     "normalise",
+    "parse_field",
     "parse_time",
     "rfc3339",
     "weight_of",
@@ -212,13 +213,13 @@ def apply_transformed(event: Event, document: dict[str, Any], limit: Limit) -> E
     if document.get("timestamp") is None:
         document["timestamp"] = before["timestamp"]
     elif document["timestamp"] != before["timestamp"]:
-        timestamp = min(_parse_field(document, "timestamp"), event.received_at)
+        timestamp = min(parse_field(document, "timestamp"), event.received_at)
         if timestamp < 0:
             timestamp = event.received_at
         document["timestamp"] = render_time(timestamp)
     for field in ("originalTimestamp", "sentAt"):
         if document.get(field) not in (None, before.get(field)):
-            _parse_field(document, field)
+            parse_field(document, field)
     body = orjson.dumps(document)
     if WRITE_KEY in body:
         document = without_write_keys(document)
@@ -310,7 +311,7 @@ def _timestamp(document: dict[str, Any], arrival: Arrival) -> tuple[int, str]:
     received_at = arrival.received_at
     sent: int | None = None
     if "sentAt" in document:
-        sent = _parse_field(document, "sentAt")
+        sent = parse_field(document, "sentAt")
     elif arrival.envelope is not None and arrival.envelope.sent_at is not None:
         sent = parse_time(arrival.envelope.sent_at)
         if sent is not None:
@@ -318,13 +319,13 @@ def _timestamp(document: dict[str, Any], arrival: Arrival) -> tuple[int, str]:
     original: int | None = None
     text: Any = document.get("timestamp")
     if text is not None:
-        original = _parse_field(document, "timestamp")
+        original = parse_field(document, "timestamp")
         text = document["timestamp"]
     if document.get("originalTimestamp") is not None:
         # If both are sent, the earlier one is when the event happened: RudderStack's Node SDK puts
         # the explicit time of a call into ``timestamp``, and the time of the call into
         # ``originalTimestamp``. A provider that sends both has corrected ``timestamp`` already.
-        other = _parse_field(document, "originalTimestamp")
+        other = parse_field(document, "originalTimestamp")
         if original is None or (arrival.correct_clock and other < original):
             original = other
             text = document["originalTimestamp"]
@@ -353,7 +354,7 @@ def _is_rendered(time: str) -> bool:
     return len(time) == 24 and time[10] == "T" and time[23] == "Z" and time[17] != "6"
 
 
-def _parse_field(document: dict[str, Any], field: str) -> int:
+def parse_field(document: dict[str, Any], field: str) -> int:
     """Return the time in a field, in milliseconds since 1970 UTC; rewrite it as RFC 3339.
 
     :raises ApiError: 400 ``invalid_payload``, if the time does not exist.
@@ -363,7 +364,7 @@ def _parse_field(document: dict[str, Any], field: str) -> int:
     if milliseconds is None:
         document[field] = rfc3339(value)
         if document[field] is not None:
-            return _parse_field(document, field)
+            return parse_field(document, field)
         rule = "must be an existing time in the years 1 to 9999 (UTC)"
         if type(value) is float:  # JSON Schema accepts 1.0 as an integer.
             rule = "must be a time, or whole seconds or milliseconds since 1970 without a fraction"

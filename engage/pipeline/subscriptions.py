@@ -14,7 +14,7 @@ import hashlib
 import hmac
 import re
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -30,6 +30,7 @@ from engage.api import (
 )
 from engage.errors import ApiError, Problem, from_problems, overloaded, pointer, quote
 from engage.pipeline.ids import uuid7
+from engage.pipeline.normalise import parse_field
 from engage.upkeep.time_limit import within
 from engage.webhooks import form_fields
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CHANGE_EVENT",
+    "CHOICES",
     "IGNORED",
     "Subscriptions",
     "body_of_form",
@@ -59,7 +61,7 @@ SEARCH_SECONDS: Final = 60.0
 
 #: The name of a field of a form that is a change, and its values.
 _CHANGE: Final = re.compile(r"changes\[([^\[\]]+)\]")
-_CHOICES: Final[Mapping[str, bool]] = {"true": True, "1": True, "false": False, "0": False}
+CHOICES: Final[Mapping[str, bool]] = {"true": True, "1": True, "false": False, "0": False}
 
 #: Namespace of the ids of changes.
 _CHANGE_NAMESPACE: Final = uuid.UUID("2f7a1c55-94c1-5c6e-8f0a-6f4b4a1f9e02")
@@ -105,9 +107,9 @@ def body_of_form(data: bytes) -> dict[str, Any]:
         seen.add(name)
         change = _CHANGE.fullmatch(name)
         if change is not None:
-            if text not in _CHOICES:
+            if text not in CHOICES:
                 raise _wrong(name, f'must be true, false, 1 or 0, not "{quote(text)}"')
-            body.setdefault("changes", {})[change[1]] = _CHOICES[text]
+            body.setdefault("changes", {})[change[1]] = CHOICES[text]
         elif name.startswith("changes"):
             raise _wrong(name, "must be changes[<group>], with the id of one group")
         elif not name:
@@ -176,19 +178,7 @@ class Subscriptions:
         if workspace is None or user_id is None or not isinstance(self._store, SubscriptionStore):
             raise ApiError("invalid_user_hash", "the hash belongs to no known user")
         changes: Mapping[str, bool] = body["changes"]
-        known = {group.id for group in workspace.subscription_groups}
-        unknown = [group for group in changes if group not in known]
-        if unknown:
-            raise from_problems(
-                [
-                    Problem(
-                        "/changes" + pointer(group),
-                        "is not a subscription group of the workspace",
-                    )
-                    for group in unknown
-                ],
-                "unknown_subscription_group",
-            )
+        _check_groups(workspace, {group: "/changes" + pointer(group) for group in changes})
         async with within(self._timeout):
             if changes:
                 choices = await self._store.apply(
@@ -207,6 +197,57 @@ class Subscriptions:
             group.id: choices.get(group.id, group.type == "opt_out")
             for group in workspace.subscription_groups
         }
+
+    async def changes_of(
+        self, workspace: Workspace, row: Mapping[str, Any]
+    ) -> AsyncGenerator[SubscriptionChange, None]:
+        """Yield the changes that a row of an import means: one for each id that the row names.
+
+        :param row: valid by the schema ``choice``.
+        :raises ApiError: 400, if the row is wrong.
+        """
+        group, now = str(row["groupId"]), self._clock()
+        _check_groups(workspace, {group: "/groupId"})
+        if row.get("workspaceId", workspace.id) != workspace.id:
+            raise from_problems([Problem("/workspaceId", f"is not {workspace.id}")])
+        at = parse_field({**row}, "updatedAt") if "updatedAt" in row else None
+        if not 0 <= (at or 0) <= now:
+            raise from_problems([Problem("/updatedAt", "must be between 1970 and now")])
+        changes, how = {group: bool(row["subscribed"])}, row.get("how", "import")
+        # The content is the message id: the same row again is the same change.
+        content = orjson.dumps(["import", row.get("updatedAt"), how]).decode()
+        async for user_id in self._ids(workspace, row):
+            yield SubscriptionChange(
+                id=_change_id(content, user_id, changes, now),
+                workspace_id=workspace.id,
+                user_id=user_id,
+                choices=changes,
+                at=now if at is None else at,
+                how=how,
+                dated=at is not None,
+            )
+
+    async def _ids(self, workspace: Workspace, row: Mapping[str, Any]) -> AsyncGenerator[str, None]:
+        """Yield the ids that a row of an import names, or else those that have its identifier."""
+        ids = {name: row[name] for name in ("userId", "anonymousId") if name in row}
+        for name, value in ids.items():
+            if type(value) is float:  # JSON Schema accepts 1.0 as an integer
+                raise from_problems([Problem(pointer(name), "must be a string or an integer")])
+            yield str(value)
+        if ids:
+            return
+        key, value = row["identifierKey"], identifier_value(row["identifierKey"], row["identifier"])
+        if key not in workspace.subscription_identifiers:
+            raise from_problems([Problem("/identifierKey", "is not in subscription_identifiers")])
+        page: Page[str] = Page((), "")
+        found = False
+        while value is not None and page.cursor is not None:
+            page = await self._holders((workspace.id, key, ""), value, page.cursor or None)
+            for one in page.items:
+                found = True
+                yield one
+        if not found:
+            raise from_problems([Problem("/identifier", "belongs to no user and no visitor")])
 
     async def _verify(self, workspace: Workspace | None, body: Mapping[str, Any]) -> str | None:
         """Return the user that the hash belongs to, if there is one.
@@ -309,6 +350,22 @@ class _Search:
         self.requests = 0
         #: Whether it is too late to add a hash.
         self.begun = False
+
+
+def _check_groups(workspace: Workspace, places: Mapping[str, str]) -> None:
+    """Check that groups exist.
+
+    :param places: group id → JSON pointer to it.
+    :raises ApiError: 400 ``unknown_subscription_group``.
+    """
+    known = {group.id for group in workspace.subscription_groups}
+    unknown = [
+        Problem(place, "is not a subscription group of the workspace")
+        for group, place in places.items()
+        if group not in known
+    ]
+    if unknown:
+        raise from_problems(unknown, "unknown_subscription_group")
 
 
 def _named(workspace: Workspace | None, body: Mapping[str, Any]) -> tuple[str | None, str | None]:

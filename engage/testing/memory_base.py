@@ -191,9 +191,10 @@ class Memory:
     def apply_changes(self, event: api.Event) -> None:
         """Apply the changes of a newly stored event; a store without profiles ignores them."""
 
-    def ids_of_person(self, workspace_id: str, name: str) -> list[str]:
-        """Return the ids of the user that an id belongs to and of its visitors, or just the id."""
-        return [name]
+    def person_of(self, workspace_id: str, name: str) -> tuple[str | None, list[str]]:
+        """Return the user that an id belongs to, if any, and the ids of the user and its visitors,
+        or just the id."""
+        return name, [name]
 
 
 def of_workspace(workspace_id: str | None) -> Callable[[Any], bool]:

@@ -259,9 +259,11 @@ class MemoryProfiles(Memory, api.ProfileStore):
         ]
         return delete(self.contents().profiles, old[:limit])
 
-    def ids_of_person(self, workspace_id: str, name: str) -> list[str]:
+    def person_of(self, workspace_id: str, name: str) -> tuple[str | None, list[str]]:
         user = self._user(workspace_id, name) or self._owner(workspace_id, name)
-        return [name] if user is None else [user.id, *(one.id for one in self._visitors(user))]
+        if user is None:
+            return None, [name]
+        return user.id, [user.id, *(one.id for one in self._visitors(user))]
 
 
 def _version(event: api.Event) -> api.Version:

@@ -78,42 +78,63 @@ class MemorySubscriptions(Memory, api.SubscriptionStore):
             user.chosen = extended(user.chosen, change.at)
             before = await self.state(*subject)
             common = {"workspace_id": change.workspace_id, "user_id": change.user_id}
-            for group, after in change.choices.items():
-                if before.get(group) is not after:
+            for group, wanted in change.choices.items():
+                known = data.choices.get((*subject, group))
+                if change.dated and known is not None and known.updated_at >= change.at:
+                    continue
+                data.choices[*subject, group] = api.SubscriptionState(
+                    **common,
+                    group_id=group,
+                    subscribed=wanted,
+                    updated_at=change.at if known is None else max(change.at, known.updated_at + 1),
+                    change_id=change.id,
+                )
+            after = await self.state(*subject)
+            for group, wanted in change.choices.items():
+                holds = not change.dated or after[group] is wanted
+                if before.get(group) is not wanted and holds:
                     data.history[change.workspace_id, change.id, group] = api.SubscriptionRecord(
                         **common,
                         group_id=group,
                         change_id=change.id,
                         before=before.get(group),
-                        after=after,
+                        after=wanted,
                         at=change.at,
                         how=change.how,
                     )
-                known = data.choices.get((*subject, group))
-                data.choices[*subject, group] = api.SubscriptionState(
-                    **common,
-                    group_id=group,
-                    subscribed=after,
-                    updated_at=change.at if known is None else max(change.at, known.updated_at + 1),
-                    change_id=change.id,
-                )
         return await self.state(*subject)
 
     async def state(self, workspace_id: str, user_id: str) -> Mapping[str, bool]:
-        ids = self.ids_of_person(workspace_id, user_id)
+        return {one.group_id: one.subscribed for one in self._latest(workspace_id, user_id)}
+
+    def _latest(self, workspace_id: str, user_id: str) -> Sequence[api.SubscriptionState]:
+        """Return the choices of a person, the latest for each group last."""
+        _, ids = self.person_of(workspace_id, user_id)
         choices = [
             one
             for (workspace, name, _), one in self.contents().choices.items()
             if workspace == workspace_id and name in ids
         ]
-        # The latest choice of the person for each group.
-        choices.sort(key=lambda one: (one.updated_at, one.change_id))
-        return {one.group_id: one.subscribed for one in choices}
+        return sorted(choices, key=lambda one: (one.updated_at, one.change_id))
 
     async def scan_subscriptions(
         self, workspace_id: str | None, *, after: str | None, limit: int
     ) -> api.Page[api.SubscriptionState]:
         return self.contents().choices.page(of_workspace(workspace_id), after, limit)
+
+    async def scan_choices(
+        self, workspace_id: str | None, *, after: str | None, limit: int
+    ) -> api.Page[api.SubscriptionState]:
+        page = await self.scan_subscriptions(workspace_id, after=after, limit=limit)
+        return api.Page([self._of_person(one) for one in page.items], page.cursor)
+
+    def _of_person(self, kept: api.SubscriptionState) -> api.SubscriptionState:
+        name = str(kept.user_id)
+        user, _ = self.person_of(kept.workspace_id, name)
+        latest = {one.group_id: one for one in self._latest(kept.workspace_id, name)}
+        return dataclasses.replace(
+            latest[kept.group_id], user_id=user, anonymous_id=None if user == name else name
+        )
 
     async def history(
         self, workspace_id: str | None, user_id: str | None, *, after: str | None, limit: int

@@ -182,6 +182,7 @@ async def _copy_unexplained_choices(
     """Copy the current choices of the source that its history does not explain: such as those that
     were repeated, which makes them later than those of the same person under another id."""
     async for state in all_pages(functools.partial(source.scan_subscriptions, None)):
+        assert state.user_id is not None
         history = functools.partial(target.history, state.workspace_id, state.user_id)
         known = {one.group_id async for one in all_pages(history) if one.at >= state.updated_at}
         if state.group_id in known:

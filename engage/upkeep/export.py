@@ -52,7 +52,7 @@ _MOST: Final = "workspace since user"
 _USER: Final = "workspaceId userId traits createdAt updatedAt anonymousIds groups"
 _VISITOR: Final = "workspaceId anonymousId userId traits createdAt updatedAt groups"
 _GROUP: Final = "workspaceId groupId traits"
-_CHOICE: Final = "workspaceId userId groupId subscribed updatedAt"
+_CHOICE: Final = "workspaceId userId anonymousId groupId subscribed updatedAt"
 _LETTER: Final = (
     "workspaceId id receivedAt origin writeKeyId userId anonymousId messageId reason message errors"
     " item truncated headers"
@@ -63,9 +63,7 @@ KINDS: Final[Mapping[Kind, _Kind]] = {
     "users": _Kind(ProfileStore, "profiles", "scan_users", _MOST, _USER),
     "visitors": _Kind(ProfileStore, "profiles", "scan_visitors", _MOST, _VISITOR),
     "groups": _Kind(ProfileStore, "profiles", "scan_groups", "workspace", _GROUP),
-    "subscriptions": _Kind(
-        SubscriptionStore, "subscriptions", "scan_subscriptions", _MOST, _CHOICE
-    ),
+    "subscriptions": _Kind(SubscriptionStore, "subscriptions", "scan_choices", _MOST, _CHOICE),
     "dead-letters": _Kind(DeadLetterStore, "dead letters", "scan_dead_letters", _MOST, _LETTER),
 }
 

@@ -174,12 +174,21 @@ class People:
             found.append(Person(document, linked, own))
         return found
 
-    async def ids(self, workspace: str, name: str) -> list[str]:
-        """Return the ids of the user that an id belongs to and of its visitors, or just the id."""
-        owner = (await self.owners(workspace, [name])).get(name, name)
-        key, fields = scoped_id(workspace, owner), {"userId": 1, "createdAt": 1}
-        found = await self._belonging(workspace, await self._documents(USERS, [key], fields))
-        return [owner, *found[0].visitor_ids] if found else [name]
+    async def persons_of(
+        self, workspace: str, names: Sequence[str]
+    ) -> dict[str, tuple[str | None, list[str]]]:
+        """Return for each id the user that it belongs to, if any, and the ids of the user and its
+        visitors, or just the id."""
+        owners = await self.owners(workspace, names)
+        users = list({scoped_id(workspace, owners.get(name, name)) for name in names})
+        fields = {"userId": 1, "createdAt": 1}
+        people = await self._belonging(workspace, await self._documents(USERS, users, fields))
+        ids = {one.document["userId"]: one.visitor_ids for one in people}
+        found: dict[str, tuple[str | None, list[str]]] = {}
+        for name in names:
+            user = owners.get(name, name)
+            found[name] = (user, [user, *ids[user]]) if user in ids else (None, [name])
+        return found
 
     async def persons(
         self, workspace: str, users: Sequence[str], trait: str | None = None

@@ -243,6 +243,7 @@ class MongoStorage(
 
     state = _once_ready("_subscriptions", Subscriptions.state)
     scan_subscriptions = _once_ready("_subscriptions", Subscriptions.scan)
+    scan_choices = _once_ready("_subscriptions", Subscriptions.scan_choices)
     history = _once_ready("_subscriptions", Subscriptions.history)
 
     async def put(self, letters: Sequence[DeadLetter]) -> int:

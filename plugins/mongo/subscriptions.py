@@ -10,7 +10,9 @@ the user's document. A process that finds it there later (after a crash) copies 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import dataclasses
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import bson
@@ -30,7 +32,7 @@ from engage.api import (
 from .connection import BATCH, DUPLICATE, MAX_ATTEMPTS, Connection
 from .documents import Sequencer, any_of, escape_key, in_workspace, scoped_id, unescape_key
 from .paging import read_page
-from .people import People
+from .people import STEP, People
 from .profiles import Profiles
 from .schema import HISTORY, SUBSCRIPTIONS
 
@@ -111,6 +113,23 @@ class Subscriptions:
         before = _choices(document, *others)
         at = DatetimeMS(change.at)
         last = None if document is None else document.get("seq")
+        names = {
+            "workspaceId": change.workspace_id,
+            "userId": change.user_id,
+        }
+        choices = dict(document["choices"]) if document is not None else {}
+        for group, wanted in change.choices.items():
+            known = choices.get(escape_key(group))
+            if change.dated and known is not None and int(known["updatedAt"]) >= change.at:
+                continue
+            choices[escape_key(group)] = {
+                "subscribed": wanted,
+                "updatedAt": at
+                if known is None
+                else DatetimeMS(max(change.at, int(known["updatedAt"]) + 1)),
+                "changeId": change.id,
+            }
+        after = _choices({"choices": choices}, *others)
         record: dict[str, Any] = {
             "changeId": change.id,
             "_seq": self._sequence(last),
@@ -120,22 +139,9 @@ class Subscriptions:
                 {"groupId": group, "before": before.get(group), "after": wanted}
                 for group, wanted in change.choices.items()
                 if before.get(group) is not wanted
+                and not (change.dated and after[group] is not wanted)
             ],
         }
-        names = {
-            "workspaceId": change.workspace_id,
-            "userId": change.user_id,
-        }
-        choices = dict(document["choices"]) if document is not None else {}
-        for group, wanted in change.choices.items():
-            known = choices.get(escape_key(group))
-            choices[escape_key(group)] = {
-                "subscribed": wanted,
-                "updatedAt": at
-                if known is None
-                else DatetimeMS(max(change.at, int(known["updatedAt"]) + 1)),
-                "changeId": change.id,
-            }
         version = 1 if document is None else document["version"] + 1
         changed = {
             "_id": key,
@@ -164,7 +170,7 @@ class Subscriptions:
             # Also remembered: repeated after a later change it must not undo that one. Only the
             # latest are: anyone who has a user's link can send any number.
             await self._forget_idle(names)
-        return _choices(changed, *others)
+        return after
 
     async def _forget_idle(self, user: Mapping[str, Any]) -> None:
         """Remove the changes of a user that had no effect, except the latest."""
@@ -238,12 +244,16 @@ class Subscriptions:
 
     async def _others(self, workspace_id: str, user_id: str) -> list[Mapping[str, Any]]:
         """Return the documents of the other ids of a person."""
-        ids = await self._people.ids(workspace_id, user_id)
-        keys = [scoped_id(workspace_id, one) for one in ids if one != user_id]
-        if not keys:
-            return []
-        found = self._connection.db[SUBSCRIPTIONS].find({"_id": any_of(keys)}, {"choices": 1})
-        documents: list[Mapping[str, Any]] = await found.to_list(None)
+        _, ids = (await self._people.persons_of(workspace_id, [user_id]))[user_id]
+        return [*(await self._kept(workspace_id, [one for one in ids if one != user_id])).values()]
+
+    async def _kept(self, workspace_id: str, ids: Iterable[str]) -> dict[str, Mapping[str, Any]]:
+        """Return the documents of those ids that have one."""
+        documents: dict[str, Mapping[str, Any]] = {}
+        for chunk in self._connection.chunks([scoped_id(workspace_id, one) for one in ids]):
+            query, fields = {"_id": any_of(chunk)}, {"choices": 1, "userId": 1}
+            found = self._connection.db[SUBSCRIPTIONS].find(query, fields)
+            documents.update({one["userId"]: one for one in await found.to_list(None)})
         return documents
 
     async def scan(
@@ -267,7 +277,7 @@ class Subscriptions:
                     continue
                 if len(found) == limit:
                     last = found[-1]
-                    place = scoped_id(last.workspace_id, last.user_id)
+                    place = scoped_id(last.workspace_id, str(last.user_id))
                     return Page(found, _cursor_of(place, last.group_id))
                 found.append(
                     SubscriptionState(
@@ -283,6 +293,40 @@ class Subscriptions:
             return Page(found, None)
         groups = [group for group, _ in _sorted(more)]
         return Page(found, _cursor_of(more["_id"], groups[-1] if groups else ""))
+
+    async def scan_choices(
+        self, workspace_id: str | None, *, after: str | None, limit: int
+    ) -> Page[SubscriptionState]:
+        """Return a page of the current choices as those of people."""
+        page = await self.scan(workspace_id, after=after, limit=limit)
+        found: list[SubscriptionState] = []
+        with self._connection.calling(scan=True):
+            for workspace, states in itertools.groupby(page.items, lambda one: one.workspace_id):
+                part = list(states)
+                for start in range(0, len(part), STEP):
+                    found += await self._as_people(workspace, part[start : start + STEP])
+        return Page(found, page.cursor)
+
+    async def _as_people(
+        self, workspace_id: str, states: Sequence[SubscriptionState]
+    ) -> list[SubscriptionState]:
+        names = list({str(one.user_id) for one in states})
+        people = await self._people.persons_of(workspace_id, names)
+        kept = await self._kept(workspace_id, {one for _, ids in people.values() for one in ids})
+        found = []
+        for state in states:
+            user, ids = people[str(state.user_id)]
+            choice = _latest(*(kept.get(one) for one in ids))[state.group_id]
+            found.append(
+                dataclasses.replace(
+                    state,
+                    user_id=user,
+                    anonymous_id=None if user == state.user_id else state.user_id,
+                    subscribed=choice["subscribed"],
+                    updated_at=int(choice["updatedAt"]),
+                )
+            )
+        return found
 
     async def history(
         self, workspace_id: str | None, user_id: str | None, *, after: str | None, limit: int
@@ -316,10 +360,14 @@ class Subscriptions:
 
 
 def _choices(*documents: Mapping[str, Any] | None) -> dict[str, bool]:
-    """Return the latest choice for each group."""
+    """Return the latest choice for each group: group id → subscribed."""
+    return {group: choice["subscribed"] for group, choice in _latest(*documents).items()}
+
+
+def _latest(*documents: Mapping[str, Any] | None) -> dict[str, Mapping[str, Any]]:
     found = [choice for document in documents if document for choice in _sorted(document)]
     found.sort(key=lambda one: (int(one[1]["updatedAt"]), one[1].get("changeId", "")))
-    return {group: choice["subscribed"] for group, choice in found}
+    return dict(found)
 
 
 def _sorted(document: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:

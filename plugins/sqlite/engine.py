@@ -170,11 +170,10 @@ class Engine(Transactions):
             return people.delete_visitors(db, visitors, before)
 
     # ---------------------------------------------------- subscriptions and dead letters
-    def apply(self, change: SubscriptionChange) -> dict[str, bool]:
-        """Apply a change of a user's choices, and return all choices of the person."""
+    def apply_all(self, changes: Sequence[SubscriptionChange]) -> list[dict[str, bool]]:
+        """Apply changes of choices, and return after each all choices of the person."""
         with translating_errors(self.settings.path), self._transaction() as db:
-            subscriptions.apply(db, change)
-            return subscriptions.state(db, change.workspace_id, change.user_id)
+            return [subscriptions.apply(db, change) for change in changes]
 
     def keep(self, letters: Sequence[DeadLetter]) -> list[bool]:
         """Store dead letters, and return whether each is stored."""

@@ -242,7 +242,12 @@ class SqliteStorage(
 
     # --------------------------------------------------------------------- subscriptions
     async def apply(self, change: SubscriptionChange) -> Mapping[str, bool]:
-        return await self._writer.call(operations.APPLY, change)
+        return (await self.apply_all([change]))[0]
+
+    async def apply_all(
+        self, changes: Sequence[SubscriptionChange]
+    ) -> Sequence[Mapping[str, bool]]:
+        return await self._writer.call(operations.APPLY_ALL, list(changes))
 
     async def state(self, workspace_id: str, user_id: str) -> Mapping[str, bool]:
         return await self._read(subscriptions.state, workspace_id, user_id)
@@ -251,6 +256,11 @@ class SqliteStorage(
         self, workspace_id: str | None, *, after: str | None, limit: int
     ) -> Page[SubscriptionState]:
         return await self._page(subscriptions.scan, workspace_id, after=after, limit=limit)
+
+    async def scan_choices(
+        self, workspace_id: str | None, *, after: str | None, limit: int
+    ) -> Page[SubscriptionState]:
+        return await self._page(subscriptions.scan_choices, workspace_id, after=after, limit=limit)
 
     async def history(
         self, workspace_id: str | None, user_id: str | None, *, after: str | None, limit: int

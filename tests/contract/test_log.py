@@ -61,6 +61,7 @@ METHODS = (
     "find_users",
     "holders",
     "apply",
+    "apply_all",
     "state",
     "keep",
     "records_version",

@@ -111,3 +111,48 @@ def test_a_copy_there_and_back_is_exact(tmp_path: Path, kind: str) -> None:
 
     copied(middle, target)
     assert exported(target) == before
+
+
+@pytest.mark.parametrize("kind", mongo.kinds())
+def test_an_export_of_choices_is_imported_by_the_other_storage(tmp_path: Path, kind: str) -> None:
+    """People say the same in both, also those who chose with another id last."""
+    source = config_file(tmp_path, "source")
+    target = mongo_config(tmp_path, "target", mongo.shared(kind))
+    events = [
+        *(event(f"e{n}", user_id=f"u{n}", anonymous_id=f"v{n}") for n in range(100)),
+        *(event(f"i{n}", type="identify", anonymous_id=f"v{n}") for n in range(0, 101, 3)),
+    ]
+    changes = [
+        SubscriptionChange(
+            id=f"c{n}",
+            workspace_id="acme",
+            user_id=f"{'uv'[n % 2]}{n % 101}",
+            choices={"news": n % 5 < 3},
+            at=TIME + n,
+            how="api",
+        )
+        for n in range(200)
+    ]
+
+    async def write(path: Path, *, choosing: bool) -> None:
+        async with open_store(path) as opened:
+            store: Any = opened
+            await store.write(events)
+            if choosing:
+                await store.apply_all(changes)
+
+    def choices(path: Path, *options: str) -> str:
+        arguments = ["subscriptions", "export", "--config", str(path), *options]
+        result = CliRunner().invoke(main, arguments)
+        assert result.exit_code == 0, result.stderr
+        return result.stdout
+
+    asyncio.run(write(source, choosing=True))
+    asyncio.run(write(target, choosing=False))
+    before = choices(source, "--format", "csv")
+    arguments = ["subscriptions", "import", "--config", str(target), "--workspace", "acme", "-"]
+    for _ in range(2):
+        result = CliRunner().invoke(main, arguments, input=before)
+        assert result.exit_code == 0, result.output
+        lines = choices(target, "--format", "csv").splitlines()
+        assert sorted(lines) == sorted(before.splitlines())

@@ -135,6 +135,7 @@ async def test_subscriptions_are_exported() -> None:
     line = {
         "workspaceId": "acme",
         "userId": "ann",
+        "anonymousId": None,
         "groupId": "news",
         "subscribed": True,
         "updatedAt": "2025-01-01T00:00:00.000Z",
@@ -143,6 +144,22 @@ async def test_subscriptions_are_exported() -> None:
     assert await lines(store, "subscriptions", user="ann", workspace="acme") == [line]
     for other in ({"user": "bob"}, {"workspace": "other"}, {"since": TIME + 1}):
         assert await lines(store, "subscriptions", **other) == []
+    # A visitor of hers says no later: so does she, in the rows of both ids.
+    await store.write([event("v", type="identify", anonymous_id="anon-1")])
+    await store.apply(
+        SubscriptionChange(
+            id="c2",
+            workspace_id="acme",
+            user_id="anon-1",
+            choices={"news": False},
+            at=TIME + 7,
+            how="api",
+        )
+    )
+    line |= {"subscribed": False, "updatedAt": "2025-01-01T00:00:00.007Z"}
+    both = [line, line | {"anonymousId": "anon-1"}]
+    assert await lines(store, "subscriptions", user="ann") == both
+    assert await lines(store, "subscriptions", since=TIME + 7) == both
 
 
 async def test_dead_letters_are_exported() -> None:

@@ -26,8 +26,7 @@ class SubscriptionsHandler(ConsoleHandler):
         store = self.console.store
         supported = isinstance(store, SubscriptionStore)
         user = self.exact("user")
-        subscribed: collections.Counter[str] = collections.Counter()
-        unsubscribed: collections.Counter[str] = collections.Counter()
+        people: dict[tuple[str, str | None, str | None], bool] = {}
         complete = False
         history: Sequence[SubscriptionRecord] | None = None
         if isinstance(store, SubscriptionStore):
@@ -35,12 +34,13 @@ class SubscriptionsHandler(ConsoleHandler):
             seen = 0
             while seen < COUNTED and not complete:
                 page = await self.read(
-                    store.scan_subscriptions(self.workspace.id, after=after, limit=PAGE)
+                    store.scan_choices(self.workspace.id, after=after, limit=PAGE)
                 )
                 if page is None:
                     break
-                for state in page.items:
-                    (subscribed if state.subscribed else unsubscribed)[state.group_id] += 1
+                for one in page.items:
+                    visitor = one.anonymous_id if one.user_id is None else None
+                    people[one.group_id, one.user_id, visitor] = one.subscribed
                 seen += len(page.items)
                 after = page.cursor
                 complete = after is None
@@ -49,6 +49,7 @@ class SubscriptionsHandler(ConsoleHandler):
                     store.history(self.workspace.id, user, after=None, limit=CHOICES)
                 )
                 history = None if found is None else found.items[::-1]
+        counted = collections.Counter((key[0], wanted) for key, wanted in people.items())
         self.page(
             "subscriptions.html",
             title="Subscriptions",
@@ -56,8 +57,7 @@ class SubscriptionsHandler(ConsoleHandler):
             supported=supported,
             groups=self.workspace.subscription_groups,
             links=bool(self.workspace.subscription_secrets),
-            subscribed=subscribed,
-            unsubscribed=unsubscribed,
+            counted=counted,
             complete=complete,
             user=user,
             history=history,

@@ -13,12 +13,19 @@ from .harness import Bench, on_open, on_store
 
 
 def change(
-    name: str, *, user_id: str = "u", workspace: str = WORKSPACE, at: int = 0, **choices: bool
+    name: str,
+    *,
+    user_id: str = "u",
+    workspace: str = WORKSPACE,
+    at: int = 0,
+    dated: bool = False,
+    **choices: bool,
 ) -> SubscriptionChange:
     """Return a change of subscriptions.
 
     :param name: the id.
     :param at: milliseconds after :data:`TIME`.
+    :param dated: see :attr:`SubscriptionChange.dated`.
     :param choices: group id → subscribed.
     """
     return SubscriptionChange(
@@ -28,6 +35,7 @@ def change(
         choices=choices,
         at=TIME + at,
         how="api",
+        dated=dated,
     )
 
 
@@ -43,7 +51,7 @@ def _summary(record: Any) -> tuple[Any, ...]:
 
 
 class SubscriptionTests:
-    """``apply``, ``state``, ``scan_subscriptions``, ``history``."""
+    """``apply``, ``state``, ``scan_subscriptions``, ``scan_choices``, ``history``."""
 
     @on_open(SubscriptionStore)
     async def test_choices_are_stored_with_their_history(self, store: Any) -> None:
@@ -103,6 +111,43 @@ class SubscriptionTests:
         for name in ("on", *(f"idle {number}" for number in range(30, 40)), "off"):
             assert dict(await store.apply(change(name, a=True))) == {"a": False}
         assert dict(await store.apply(change("new", a=True))) == {"a": True}
+
+    @on_open(SubscriptionStore)
+    async def test_a_dated_change_never_undoes_a_later_choice(self, store: Any) -> None:
+        await store.apply(change("1", at=5, a=True, b=True))
+        after = {"a": True, "b": True, "c": False}
+        old = change("2", at=5, dated=True, a=False, b=True, c=False)
+        assert dict(await store.apply(old)) == after
+        assert dict(await store.apply(change("3", at=4, dated=True, a=False))) == after
+        (a, b, c) = sorted(await all_pages(store.scan_choices, None), key=lambda x: x.group_id)
+        assert {(one.updated_at - TIME, one.user_id) for one in (a, b, c)} == {(5, "u")}
+        assert (a.change_id, b.change_id, c.change_id) == ("1", "1", "2")
+        # A later one is a change like any other, at its own time.
+        assert (await store.apply(change("4", at=9, dated=True, a=False)))["a"] is False
+        records = await all_pages(store.history, None, None)
+        assert sorted(_summary(one) for one in records) == [
+            ("1", "u", "a", None, True, 5),
+            ("1", "u", "b", None, True, 5),
+            ("2", "u", "c", None, False, 5),
+            ("4", "u", "a", True, False, 9),
+        ]
+
+    @on_open(SubscriptionStore)
+    async def test_many_changes_are_applied_at_once(self, store: Any) -> None:
+        changes = [
+            change(str(number), user_id=f"u{number % 30}", at=number, a=number % 90 < 60)
+            for number in range(90)
+        ]
+        found = await store.apply_all(changes)
+        assert [dict(one) for one in found] == [dict(one.choices) for one in changes]
+        assert await store.apply_all([]) == []
+        # The changes of one id in their order, and each once.
+        await store.apply_all(changes)
+        states = await all_pages(store.scan_subscriptions, WORKSPACE)
+        assert {(one.user_id, one.subscribed) for one in states} == {
+            (f"u{number}", False) for number in range(30)
+        }
+        assert len(await all_pages(store.history, None, None)) == 60
 
     @on_store
     async def test_one_change_from_concurrent_calls_is_applied_once(self, bench: Bench) -> None:

@@ -33,7 +33,7 @@ from engage.api import (
     identifier_value,
 )
 
-from ..factories import WORKSPACE, all_pages, event, identify, profile_of, store_all
+from ..factories import TIME, WORKSPACE, all_pages, event, identify, profile_of, store_all
 from .harness import Bench, on_open, on_store
 from .subscriptions import change
 
@@ -314,6 +314,51 @@ class VisitorTests:
         await store_all(store, decision("3", "u", "v", linked=False))
         assert dict(await store.state(WORKSPACE, "u")) == {"news": False}
         assert dict(await store.state(WORKSPACE, "v")) == {"news": True, "ads": True}
+
+    @on_open(SubscriptionStore)
+    async def test_choices_are_read_as_those_of_people(self, store: Any) -> None:
+        if ProfileStore not in type(store).__mro__:
+            pytest.skip("this storage is not a ProfileStore")
+        await store_all(store, identify("1", "u", anonymous_id="v"), visit("2", "v"))
+        await store_all(store, visit("3", "w"), event("4", user_id="late", anonymous_id="x"))
+        await store.apply(change("a", user_id="u", at=5, news=True, ads=True))
+        await store.apply(change("b", user_id="v", at=6, news=False))
+        await store.apply(change("c", user_id="w", at=7, news=True))
+        await store.apply(change("d", user_id="u", workspace="other", at=1, news=True))
+
+        async def read(workspace: str | None = WORKSPACE) -> set[tuple[Any, ...]]:
+            for limit in (1, 100):
+                found = await all_pages(store.scan_choices, workspace, limit=limit)
+            assert len(found) == len(await all_pages(store.scan_subscriptions, workspace))
+            return {
+                (one.user_id, one.anonymous_id, one.group_id, one.subscribed, one.updated_at - TIME)
+                for one in found
+            }
+
+        mine = {
+            ("u", None, "ads", True, 5),
+            ("u", None, "news", False, 6),
+            ("u", "v", "news", False, 6),
+            (None, "w", "news", True, 7),
+        }
+        assert await read() == mine
+        assert await read(None) == mine | {("u", None, "news", True, 1)}
+        # An older choice that is dated does not become the person's, and has no record.
+        await store.apply(change("e", user_id="u", at=5, dated=True, news=True))
+        await store.apply(change("f", user_id="v", at=4, dated=True, ads=False))
+        mine.add(("u", "v", "ads", True, 5))
+        assert await read() == mine
+        records = {one.change_id for one in await all_pages(store.history, WORKSPACE, None)}
+        assert records == {"a", "b", "c"}
+        # An operator undoes the link: each has its own choices.
+        await store_all(store, decision("5", "u", "v", linked=False))
+        assert await read() == {
+            ("u", None, "ads", True, 5),
+            ("u", None, "news", True, 5),
+            (None, "v", "news", False, 6),
+            (None, "v", "ads", False, 4),
+            (None, "w", "news", True, 7),
+        }
 
     @on_open(SubscriptionStore)
     async def test_a_choice_makes_a_user_exist_if_there_is_no_visitor(self, store: Any) -> None:

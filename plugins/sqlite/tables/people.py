@@ -255,8 +255,9 @@ def users_beginning(
     return [name for (name,) in rows]
 
 
-def ids_of_person(db: sqlite3.Connection, workspace_id: str, name: str) -> list[str]:
-    """Return the ids of the user that an id belongs to, and of its visitors; or just the id."""
+def person_of(db: sqlite3.Connection, workspace_id: str, name: str) -> tuple[str | None, list[str]]:
+    """Return the user that an id belongs to, if any, and the ids of the user and its visitors, or
+    just the id."""
     user = db.execute(
         f"SELECT {_columns('u')} FROM (SELECT ? AS workspace, ? AS name) v "
         "CROSS JOIN profiles u ON u.id = coalesce((SELECT n.id FROM profiles n WHERE "
@@ -265,9 +266,9 @@ def ids_of_person(db: sqlite3.Connection, workspace_id: str, name: str) -> list[
         (workspace_id, name),
     ).fetchone()
     if user is None:
-        return [name]
+        return None, [name]
     _, visitors = _links(db, [user])[user[0]]
-    return [user[2], *(one[2] for one in visitors)]
+    return user[2], [user[2], *(one[2] for one in visitors)]
 
 
 # ------------------------------------------------------------------------------------ old visitors

@@ -3,26 +3,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sqlite3
+from collections.abc import Iterable
 from typing import Any, Final
 
-from engage.api import SubscriptionChange, SubscriptionRecord, SubscriptionState
+from engage.api import (
+    SubscriptionChange,
+    SubscriptionRecord,
+    SubscriptionState,
+)
 
 from ..connection import insert, key_of, look_up
 from ..schema import USER
 from .paging import Window
-from .people import ids_of_person
+from .people import person_of
 
 #: Changes without effect that are remembered of one user.
 MAX_IDLE: Final = 16
 
 
-def apply(db: sqlite3.Connection, change: SubscriptionChange) -> None:
-    """Apply a change, once for each id; it has a record if it changes the person's choice."""
+def apply(db: sqlite3.Connection, change: SubscriptionChange) -> dict[str, bool]:
+    """Apply a change, once for each id; it has a record if it changes the person's choice.
+
+    :return: all choices of the person.
+    """
     key = key_of(change.workspace_id, change.id)
     idle = _IdleChanges(db, change)
     if key in idle or db.execute("SELECT 1 FROM changes WHERE key = ?", (key,)).fetchone():
-        return
+        return state(db, change.workspace_id, change.user_id)
     db.execute(
         "INSERT INTO profiles (workspace, kind, name, traits, trait_bytes, links, memberships, "
         "chosen_first, chosen_last) VALUES (?, ?, ?, 0, 0, 0, 0, ?4, ?4) "
@@ -41,16 +50,18 @@ def apply(db: sqlite3.Connection, change: SubscriptionChange) -> None:
         ],
         "ON CONFLICT (workspace, user_id, group_id) DO UPDATE SET "
         "subscribed = excluded.subscribed, change_id = excluded.change_id, "
-        "updated_at = max(excluded.updated_at, updated_at + 1)",
+        "updated_at = max(excluded.updated_at, updated_at + 1)"
+        + (" WHERE excluded.updated_at > updated_at" if change.dated else ""),
     )
+    after = state(db, change.workspace_id, change.user_id)
     changed = [
         (group, wanted)
         for group, wanted in change.choices.items()
-        if before.get(group) is not wanted
+        if before.get(group) is not wanted and not (change.dated and after[group] is not wanted)
     ]
     if not changed:
         idle.add(key)
-        return
+        return after
     db.execute("INSERT INTO changes (key) VALUES (?)", (key,))
     insert(
         db,
@@ -69,6 +80,7 @@ def apply(db: sqlite3.Connection, change: SubscriptionChange) -> None:
             for group, wanted in changed
         ],
     )
+    return after
 
 
 class _IdleChanges:
@@ -108,12 +120,20 @@ class _IdleChanges:
 
 def state(db: sqlite3.Connection, workspace_id: str, user_id: str) -> dict[str, bool]:
     """Return the choices of a person: group id → subscribed."""
+    _, ids = person_of(db, workspace_id, user_id)
+    return {group: chosen for group, (chosen, _) in _latest(db, workspace_id, ids).items()}
+
+
+def _latest(
+    db: sqlite3.Connection, workspace_id: str, ids: Iterable[str]
+) -> dict[str, tuple[bool, int]]:
+    """Return the latest choice that some ids have: group id → subscribed, time."""
     query = (
         "SELECT c.updated_at, c.change_id, c.group_id, c.subscribed FROM {keys} k "
         "CROSS JOIN choices c ON c.workspace = k.column1 AND c.user_id = k.column2"
     )
-    ids = [(workspace_id, one) for one in ids_of_person(db, workspace_id, user_id)]
-    return {group: bool(subscribed) for *_, group, subscribed in sorted(look_up(db, query, ids))}
+    rows = sorted(look_up(db, query, [(workspace_id, one) for one in ids]))
+    return {group: (bool(subscribed), at) for at, _, group, subscribed in rows}
 
 
 def scan(
@@ -128,6 +148,29 @@ def scan(
         {"after": window.after, "last": window.last, "workspace": workspace_id},
     )
     return window.page(rows, _state, limit)
+
+
+def scan_choices(
+    db: sqlite3.Connection, workspace_id: str | None, after: int | None, limit: int
+) -> tuple[list[SubscriptionState], int | None]:
+    """Return a page of the current choices as those of people, and its cursor."""
+    states, cursor = scan(db, workspace_id, after, limit)
+    people: dict[tuple[str, str], tuple[str | None, dict[str, tuple[bool, int]]]] = {}
+    for index, one in enumerate(states):
+        key = one.workspace_id, str(one.user_id)
+        if key not in people:
+            user, ids = person_of(db, *key)
+            people[key] = user, _latest(db, one.workspace_id, ids)
+        user, choices = people[key]
+        subscribed, at = choices[one.group_id]
+        states[index] = dataclasses.replace(
+            one,
+            user_id=user,
+            anonymous_id=None if user == one.user_id else one.user_id,
+            subscribed=subscribed,
+            updated_at=at,
+        )
+    return states, cursor
 
 
 def _state(row: Any) -> tuple[SubscriptionState, int]:

@@ -60,8 +60,8 @@ WRITE: Final[Operation[Any]] = _operation(
 FIND: Final[Operation[Event | None]] = _operation("find", tuple[str, str, str], Event | None)
 EXPIRE: Final[Operation[int]] = _operation("expire", tuple[int, int, bool], int)
 DELETE_VISITORS: Final[Operation[int]] = _operation("delete_visitors", tuple[list[int], int], int)
-APPLY: Final[Operation[dict[str, bool]]] = _operation(
-    "apply", tuple[SubscriptionChange], dict[str, bool]
+APPLY_ALL: Final[Operation[list[dict[str, bool]]]] = _operation(
+    "apply_all", tuple[list[SubscriptionChange]], list[dict[str, bool]]
 )
 KEEP: Final[Operation[list[bool]]] = _operation("keep", tuple[list[DeadLetter]], list[bool])
 REMOVE: Final[Operation[int]] = _operation("remove", tuple[str, list[str]], int)

@@ -86,7 +86,7 @@ CALLS: dict[str, Callable[[Engine], object]] = {
     "check": lambda engine: engine.check(),
     "find": lambda engine: engine.find("acme", "api", "1"),
     "expire": lambda engine: engine.expire(TIME + 9, 9, True),
-    "apply": lambda engine: engine.apply(CHANGE),
+    "apply_all": lambda engine: engine.apply_all([CHANGE]),
     "delete_visitors": lambda engine: engine.delete_visitors([1], TIME),
     "keep": lambda engine: engine.keep([letter("l")]),
     "remove": lambda engine: engine.remove("acme", ["l"]),

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``engage subscriptions``."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import os
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Final
+
+import click
+import orjson
+
+from engage.api import (
+    EngageError,
+    EventStore,
+    StorageUnavailable,
+    SubscriptionChange,
+    SubscriptionStore,
+)
+from engage.cli.common import (
+    config_option,
+    load_chosen,
+    now,
+    one_line,
+    plural,
+    with_store,
+    workspace_option,
+)
+from engage.cli.export import export
+from engage.cli.progress import Progress
+from engage.config import Config
+from engage.errors import ApiError, from_problems, quote
+from engage.pipeline.subscriptions import CHOICES, Subscriptions
+from engage.upkeep.export import PAGE
+
+__all__ = ["subscriptions"]
+
+#: What bytes that are not UTF-8 are read as.
+_SURROGATES: Final = re.compile("[\ud800-\udfff]")
+
+
+@click.group(epilog="\b\nExample:\n  engage subscriptions import --dry-run choices.csv")
+def subscriptions() -> None:
+    """Import or export what people chose."""
+
+
+@subscriptions.command(
+    "export",
+    params=[one for one in export.params if one.name not in ("kind", "type_")],
+    epilog="\b\nExample:\n  engage subscriptions export --format csv > choices.csv",
+)
+@click.pass_context
+def export_(ctx: click.Context, /, **options: Any) -> None:
+    """Export subscription choices, as `engage export subscriptions` does.
+
+    In CSV, the first line names the columns. `engage subscriptions import` reads both formats.
+    """
+    ctx.invoke(export, kind="subscriptions", type_=None, **options)
+
+
+@subscriptions.command(
+    "import",
+    epilog="\b\nExample:\n  engage subscriptions import --workspace acme choices.csv",
+)
+@config_option
+@workspace_option("The workspace of the choices, if there are several.")
+@click.option("--dry-run", is_flag=True, help="Only check the rows.")
+@click.argument("file", metavar="FILE|-", type=click.File("rb"))
+@click.pass_context
+def import_(
+    ctx: click.Context,
+    config_path: Path,
+    workspace_id: str | None,
+    file: IO[bytes],
+    *,
+    dry_run: bool,
+) -> None:
+    """Import subscription choices from CSV or NDJSON.
+
+    The columns of CSV, or the members of each JSON object, are groupId, subscribed (true or false),
+    and userId or anonymousId, or identifierKey with identifier; updatedAt and how are optional. A
+    row with an updatedAt never undoes a later choice. The same row again has no effect.
+
+    A wrong row is named with its line on standard error, and all others are imported. The exit
+    status is 1 then.
+    """
+    config, workspace = load_chosen(config_path, workspace_id)
+    counts = with_store(
+        ctx, config, lambda store: _Import(store, config, workspace, dry_run=dry_run).run(file)
+    )
+    verb = "would be imported" if dry_run else "imported"
+    later = f", {plural(n, 'later choice')} kept" if (n := counts["later"]) else ""
+    click.echo(f"{plural(counts['imported'], 'choice')} {verb}{later}")
+    if counts["wrong"]:
+        raise EngageError(f"{counts['wrong']} of {plural(counts['rows'], 'row')} are wrong")
+
+
+class _Import:
+    """Imports rows, a page at a time.
+
+    :param dry_run: only check them.
+    """
+
+    def __init__(
+        self, store: EventStore, config: Config, workspace_id: str, *, dry_run: bool
+    ) -> None:
+        # Imported here, because most commands do not need them.
+        from engage.pipeline.validate import Schemas
+
+        if not isinstance(store, SubscriptionStore):
+            raise EngageError("the configured storage does not store subscriptions")
+        self._store: SubscriptionStore = store
+        self._schemas = Schemas.load()
+        self._subscriptions = Subscriptions(
+            config.workspaces, store, clock=now, timeout=config.storage.write_timeout
+        )
+        (self._workspace,) = (one for one in config.workspaces if one.id == workspace_id)
+        self._dry_run = dry_run
+        self._waiting: list[SubscriptionChange] = []
+        self._counts: Counter[str] = Counter()
+
+    async def run(self, file: IO[bytes]) -> Counter[str]:
+        """Import all rows, and return how many ``rows`` there are and how many are ``wrong``, and
+        how many choices were ``imported`` and how many are older than a ``later`` one."""
+        size = read_to = 0
+        if file.seekable():
+            size = file.seek(0, os.SEEK_END)
+            file.seek(0)
+        try:
+            with Progress("rows") as progress:
+                for line, row in _read(file, self._schemas.documents["choice"]["properties"]):
+                    self._counts["rows"] += 1
+                    try:
+                        await self._add(row)
+                    except ApiError as error:
+                        self._counts["wrong"] += 1
+                        click.echo(f"engage: line {line}: {one_line(error.message)}", err=True)
+                    read_to = read_to if self._waiting else line
+                    progress.show(self._counts["rows"], file.tell() / size if size else None)
+                await self._flush()
+        except StorageUnavailable as error:
+            done = f"imported up to line {read_to}, run the command again"
+            raise StorageUnavailable(f"{error}; {done}") from error
+        return self._counts
+
+    async def _add(self, row: Mapping[str, Any] | str) -> None:
+        if isinstance(row, str):
+            raise ApiError("invalid_payload", row)
+        if not self._schemas.is_valid("choice", row):
+            raise from_problems(self._schemas.problems("choice", row))
+        async for change in self._subscriptions.changes_of(self._workspace, row):
+            self._waiting.append(change)
+            if len(self._waiting) >= PAGE:
+                await self._flush()
+
+    async def _flush(self) -> None:
+        changes, self._waiting = self._waiting, []
+        if self._dry_run:
+            self._counts["imported"] += len(changes)
+            return
+        for change, choices in zip(changes, await self._store.apply_all(changes), strict=True):
+            holds = change.choices.items() <= choices.items()
+            self._counts["imported" if holds else "later"] += 1
+
+
+def _read(
+    file: IO[bytes], columns: Collection[str]
+) -> Iterator[tuple[int, Mapping[str, Any] | str]]:
+    """Yield the rows of a file with their lines. A text instead of a row says what is wrong.
+
+    :raises EngageError: if CSV does not begin with the names of columns.
+    """
+    lines = (line.decode("utf-8", "surrogateescape") for line in file)
+    first = next(lines, "").removeprefix("\ufeff")
+    everything = itertools.chain([first], lines)
+    if first.startswith("{"):
+        for number, line in enumerate(everything, 1):
+            if line.strip():
+                yield number, _row_of_json(line, columns)
+        return
+    reader = csv.reader(everything, strict=True)
+    names = [name.strip() for name in next(reader, ())]
+    absent = [name for name in ("groupId", "subscribed") if name not in names]
+    if absent or (problem := _unknown(names, columns)):
+        raise EngageError(f"line 1: {f'there is no column {absent[0]}' if absent else problem}")
+    while True:
+        number = reader.line_num + 1
+        try:
+            values = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield number, f"{error}; the rest of the file was not read"
+            return
+        if values:
+            yield number, _row_of_csv(names, values)
+
+
+def _unknown(names: Iterable[str], columns: Collection[str]) -> str | None:
+    """Return a message about the first name that is unknown: ignored, it might be a time."""
+    unknown = next((name for name in names if name not in columns), None)
+    known = ", ".join(columns)
+    return None if unknown is None else f'"{quote(unknown)}" is unknown; there are {known}'
+
+
+def _row_of_json(line: str, columns: Collection[str]) -> Mapping[str, Any] | str:
+    try:
+        row = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        return f"is not JSON: {error}"
+    if not isinstance(row, dict):
+        return "must be a JSON object"
+    given = {name: value for name, value in row.items() if value is not None}
+    return _unknown(given, columns) or given
+
+
+def _row_of_csv(names: Sequence[str], values: Sequence[str]) -> Mapping[str, Any] | str:
+    if len(values) != len(names):
+        return f"has {plural(len(values), 'field')}, and the first line has {len(names)}"
+    if any(map(_SURROGATES.search, values)):
+        return "is not UTF-8"
+    row: dict[str, Any] = {name: text for name, text in zip(names, values, strict=True) if text}
+    if (choice := row.get("subscribed", "").lower()) in CHOICES:
+        row["subscribed"] = CHOICES[choice]
+    if (at := row.get("updatedAt", "")).isascii() and at.isdigit():
+        row["updatedAt"] = int(at)
+    return row

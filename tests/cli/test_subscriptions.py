@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``engage subscriptions import`` and ``export``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from click.testing import Result
+
+from engage.api import EventFilter, StorageUnavailable, SubscriptionChange, SubscriptionStore
+from engage.registry import Registry
+from engage.testing.factories import TIME, event, identify
+from engage.upkeep.export import PAGE
+from engage_plugins.sqlite.store import SqliteStorage
+from support.commands import run
+from support.memory_store import MemoryEvents
+from support.sqlite import config_file, open_store
+
+DAY = "2025-06-01"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Make a config with the groups ``news`` and ``ads``, and a store with some people."""
+    path = config_file(tmp_path)
+    groups = '[[workspaces.subscription_groups]]\nid = "ads"\nchannel = "email"\ntype = "opt_out"\n'
+    head, _, rest = path.read_text().partition('[[workspaces]]\nid = "other"')
+    path.write_text(f'{head}{groups}[[workspaces]]\nid = "other"{rest}')
+
+    async def write() -> None:
+        async with open_store(path) as store:
+            await store.write(
+                [
+                    identify("1", "ann", traits={"email": "a@b.c"}),
+                    identify("2", "bob", traits={"email": "x@y.z"}),
+                    event("3", type="identify", anonymous_id="v", traits={"email": "A@b.c"}),
+                    event("4", type="identify", anonymous_id="w"),
+                    event("5", user_id="bob", anonymous_id="w"),
+                ]
+            )
+
+    asyncio.run(write())
+    return path
+
+
+def load(config: Path, text: str | bytes, *options: str) -> Result:
+    """Import a file, and check that the command says the same of it with ``--dry-run`` before."""
+    file = config.parent / "choices"
+    file.write_bytes(text.encode() if isinstance(text, str) else text)
+    before = exported(config)
+    arguments = ("subscriptions", "import", "--config", config, "--workspace", "acme", file)
+    dry = run(*arguments, "--dry-run", *options)
+    assert exported(config) == before
+    result = run(*arguments, *options)
+    assert (dry.exit_code, dry.stderr) == (result.exit_code, result.stderr)
+    return result
+
+
+def exported(config: Path, *options: str) -> list[dict[str, Any]]:
+    """Return what people chose."""
+    result = run("subscriptions", "export", "--config", config, *options)
+    assert (result.exit_code, result.stderr) == (0, "")
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def choices(config: Path) -> set[tuple[Any, ...]]:
+    """Return whose choice is what."""
+    names = ("userId", "anonymousId", "groupId", "subscribed")
+    return {tuple(one[name] for name in names) for one in exported(config)}
+
+
+def history(config: Path) -> Sequence[Any]:
+    async def read() -> Sequence[Any]:
+        async with open_store(config) as store:
+            assert isinstance(store, SubscriptionStore)
+            return (await store.history("acme", None, after=None, limit=10_000)).items
+
+    return asyncio.run(read())
+
+
+def change(config: Path, user_id: str, at: int, *, subscribed: bool) -> None:
+    """Choose as with a signed link."""
+
+    async def apply() -> None:
+        async with open_store(config) as store:
+            assert isinstance(store, SubscriptionStore)
+            await store.apply(
+                SubscriptionChange(
+                    id=f"{user_id} {at}",
+                    workspace_id="acme",
+                    user_id=user_id,
+                    choices={"news": subscribed},
+                    at=at,
+                    how="api",
+                )
+            )
+
+    asyncio.run(apply())
+
+
+def test_csv_is_imported(config: Path) -> None:
+    """As a spreadsheet writes it: with a byte order mark, CRLF, quotes and capitals."""
+    text = (
+        "\ufeffuserId, anonymousId,groupId,subscribed,updatedAt,how\r\n"
+        f'ann,,news,TRUE,{DAY},"old, ""tool"""\r\n'
+        ",w,news,0,1750000000,\r\n"
+        "\r\n"
+        "007,,ads,false,2025-06-01 10:00:00,\r\n"
+        '"two\r\nlines",,ads,1,,\r\n'
+    )
+    result = load(config, text)
+    assert (result.exit_code, result.stdout) == (0, "4 choices imported\n")
+    assert choices(config) == {
+        ("ann", None, "news", True),
+        ("bob", "w", "news", False),
+        ("007", None, "ads", False),
+        ("two\r\nlines", None, "ads", True),
+    }
+    times = {one["userId"]: one["updatedAt"] for one in exported(config)}
+    assert times["ann"] == "2025-06-01T00:00:00.000Z"
+    assert times["bob"] == "2025-06-15T15:06:40.000Z"
+    assert times["007"] == "2025-06-01T10:00:00.000Z"
+    assert [(one.user_id, one.how) for one in history(config)] == [
+        ("ann", 'old, "tool"'),
+        ("w", "import"),
+        ("007", "import"),
+        ("two\r\nlines", "import"),
+    ]
+
+
+def test_ndjson_is_imported_from_standard_input(config: Path) -> None:
+    rows = [
+        {"userId": 7, "groupId": "news", "subscribed": True, "updatedAt": 1_750_000_000_000},
+        {"userId": "ann", "anonymousId": None, "groupId": "ads", "subscribed": False},
+    ]
+    text = "\n\n".join(map(json.dumps, rows))
+    result = run(
+        *("subscriptions", "import", "--config", config, "--workspace", "acme", "-"), text=text
+    )
+    assert (result.exit_code, result.output) == (0, "2 choices imported\n")
+    assert choices(config) == {("7", None, "news", True), ("ann", None, "ads", False)}
+
+
+def test_an_identifier_is_everybody_who_has_it(config: Path) -> None:
+    text = "identifierKey,identifier,groupId,subscribed\nemail, a@B.c ,news,true\n"
+    result = load(config, text)
+    assert (result.exit_code, result.stdout) == (0, "2 choices imported\n")
+    assert choices(config) == {("ann", None, "news", True), (None, "v", "news", True)}
+
+
+def test_a_choice_of_both_ids_is_that_of_both(config: Path) -> None:
+    load(config, f"userId,anonymousId,groupId,subscribed,updatedAt\nann,v,news,false,{DAY}\n")
+    assert choices(config) == {("ann", None, "news", False), (None, "v", "news", False)}
+
+
+def test_the_same_file_again_has_no_effect(config: Path) -> None:
+    text = f"userId,groupId,subscribed,updatedAt\nann,news,true,{DAY}\nbob,news,true,\n"
+    load(config, text)
+    before = exported(config)
+    assert load(config, text).stdout == "2 choices imported\n"
+    assert (exported(config), len(history(config))) == (before, 2)
+    # Nor after they have changed their minds.
+    for user in ("ann", "bob"):
+        change(config, user, TIME + 10**12, subscribed=False)
+    assert load(config, text).stdout == "0 choices imported, 2 later choices kept\n"
+    assert {one["subscribed"] for one in exported(config)} == {False}
+    assert len(history(config)) == 4
+
+
+def test_a_later_choice_is_kept(config: Path) -> None:
+    """Whichever id of the person made it, and in whatever order the rows are."""
+    change(config, "ann", 1_750_000_000_000, subscribed=False)
+    change(config, "w", 1_750_000_000_000, subscribed=False)
+    rows = (
+        "ann,news,true,1749999999999",
+        "bob,news,true,1749999999999",
+        "cat,news,true,2025-06-02",
+        "cat,news,false,2025-06-01",
+    )
+    result = load(config, "userId,groupId,subscribed,updatedAt\n" + "\n".join(rows))
+    assert result.stdout == "1 choice imported, 3 later choices kept\n"
+    assert choices(config) == {
+        ("ann", None, "news", False),
+        ("bob", "w", "news", False),
+        ("bob", None, "news", False),
+        ("cat", None, "news", True),
+    }
+    # Without a time, it is made now.
+    assert load(config, "userId,groupId,subscribed\nann,news,true\n").exit_code == 0
+    assert ("ann", None, "news", True) in choices(config)
+    assert [one.user_id for one in history(config)] == ["ann", "w", "cat", "ann"]
+
+
+HEAD = b"workspaceId,userId,identifierKey,identifier,groupId,subscribed,updatedAt\n"
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (b",u,,,nws,true,", "groupId: is not a subscription group of the workspace"),
+        (b",,,,news,true,", "a userId, an anonymousId, or an identifierKey with an identifier is"),
+        (b",,email,,news,true,", "a userId, an anonymousId, or an identifierKey with an"),
+        (b"other,u,,,news,true,", "workspaceId: is not acme"),
+        (b",u,,,news,maybe,", 'subscribed: must be true or false, not "maybe"'),
+        (b",u,,,news,,", "subscribed: is required"),
+        (b",u,,,news,true,2099-01-01", "updatedAt: must be between 1970 and now"),
+        (b",u,,,news,true,1969-12-31", "updatedAt: must be between 1970 and now"),
+        (b",u,,,news,true,2025-02-30", "updatedAt: must be an existing time"),
+        (b",u,,,news,true,yesterday", "updatedAt: "),
+        (b", ,,,news,true,", "userId: must not be blank"),
+        (b"," + b"u" * 513 + b",,,news,true,", "userId: is too long (513 characters"),
+        (b",,plan,pro,news,true,", "identifierKey: is not in subscription_identifiers"),
+        (b",,email,no@b.c,news,true,", "identifier: belongs to no user and no visitor"),
+        (b",,email,\xe4,news,true,", "is not UTF-8"),
+        (b",u,news,true", "has 4 fields, and the first line has 7"),
+    ],
+)
+def test_a_wrong_row_is_named_and_the_others_are_imported(
+    config: Path, row: bytes, message: str
+) -> None:
+    good = b',"ann",,,news,true,\n\n'
+    result = load(config, HEAD + good + row + b"\n" + good.replace(b"ann", b"bob"))
+    assert (result.exit_code, result.stdout) == (1, "2 choices imported\n")
+    first, last = result.stderr.splitlines()
+    assert first.startswith(f"engage: line 4: {message}")
+    assert last == "engage: 1 of 3 rows are wrong"
+    assert {one[0] for one in choices(config)} == {"ann", "bob"}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("[1]", "must be a JSON object"),
+        ("{", "is not JSON: "),
+        ('{"userId": "u", "group": "news"}', '"group" is unknown; there are workspaceId, userId'),
+        ('{"userId": 1.0, "groupId": "news", "subscribed": true}', "userId: must be a string or"),
+        ('{"userId": "u", "groupId": "news", "subscribed": 1}', "subscribed: must be true or"),
+        (
+            '{"userId": "u", "groupId": "news", "subscribed": true, "updatedAt": "1750000000"}',
+            "updatedAt: ",
+        ),
+        (
+            '{"userId": "u", "groupId": "news", "subscribed": true, "how": ""}',
+            "how: must have at least 1 characters",
+        ),
+    ],
+)
+def test_a_wrong_line_of_ndjson_is_named(config: Path, line: str, message: str) -> None:
+    good = '{"userId": "ann", "groupId": "news", "subscribed": true}\n'
+    result = load(config, good + line + "\n" + good.replace("ann", "bob"))
+    assert result.stderr.startswith(f"engage: line 2: {message}")
+    assert {one[0] for one in choices(config)} == {"ann", "bob"}
+
+
+def test_a_file_that_cannot_be_read_is_refused(config: Path) -> None:
+    for head, message in (
+        ("", "line 1: there is no column groupId"),
+        ("userId,groupId,subscribed,date\n", 'line 1: "date" is unknown; there are workspaceId'),
+        ("userId;groupId;subscribed\n", "line 1: there is no column groupId"),
+    ):
+        result = load(config, head)
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert result.stderr.startswith(f"engage: {message}")
+    # A quotation mark is missing: nobody knows where the next row begins.
+    result = load(config, 'userId,groupId,subscribed\nann,news,true\n"u,news,true\nbob,news,true\n')
+    assert "line 3: unexpected end of data; the rest of the file was not read" in result.stderr
+    assert {one[0] for one in choices(config)} == {"ann"}
+    assert run("subscriptions", "import", "--config", config, "none.csv").exit_code == 2
+    result = run("subscriptions", "import", "--config", config, "-", text="")
+    assert result.stderr == "engage: choose one with --workspace: acme, other\n"
+
+
+@pytest.mark.parametrize("form", ["csv", "ndjson"])
+def test_an_export_is_imported_as_the_same_state(config: Path, tmp_path: Path, form: str) -> None:
+    change(config, "bob", 1_750_000_000_000, subscribed=True)
+    change(config, "w", 1_750_000_000_001, subscribed=False)
+    change(config, "v", 1_750_000_000_002, subscribed=True)
+    change(config, '=a,"b"\n', 1_750_000_000_003, subscribed=True)
+    arguments = ("subscriptions", "export", "--config", config, "--format", form)
+    text = run(*arguments).stdout
+    fresh = tmp_path / "fresh.toml"
+    fresh.write_text(config.read_text().replace("engage.db", "fresh.db"))
+
+    async def write() -> None:
+        async with open_store(config) as source, open_store(fresh) as store:
+            found = await source.scan(EventFilter(), after=None, limit=100)
+            await store.write(found.items)
+
+    asyncio.run(write())
+    assert load(fresh, text).exit_code == 0
+    assert sorted(map(str, exported(fresh))) == sorted(map(str, exported(config)))
+    # An export that continues another has no second line of names.
+    first = run(*arguments, "--limit", "2").stdout.splitlines()
+    assert len(first) == (3 if form == "csv" else 2)
+    rest = run(*arguments, "--after", "2").stdout
+    assert "workspaceId,userId" not in rest
+
+
+def test_only_subscriptions_are_exported_as_csv(config: Path) -> None:
+    result = run("export", "users", "--config", config, "--format", "csv")
+    assert result.exit_code == 2
+    assert "--format csv does not apply to users." in result.stderr
+
+
+def test_many_rows_are_imported_in_pages(config: Path) -> None:
+    """A store that fails in between: the command names the line, and can be run again."""
+    rows = [f"u{number % 700},{('news', 'ads')[number % 2]},true" for number in range(3 * PAGE)]
+    text = "userId,groupId,subscribed\n" + "\n".join(rows)
+    sizes: list[int] = []
+
+    apply_all = SqliteStorage.apply_all
+
+    async def failing(self: Any, changes: Sequence[Any]) -> Any:
+        sizes.append(len(changes))
+        if len(sizes) == 2:
+            raise StorageUnavailable("busy")
+        return await apply_all(self, changes)
+
+    with mock.patch.object(SqliteStorage, "apply_all", failing):
+        result = run(
+            *("subscriptions", "import", "--config", config, "--workspace", "acme", "-"), text=text
+        )
+    assert sizes == [PAGE, PAGE]
+    assert result.stderr == f"engage: busy; imported up to line {PAGE + 1}, run the command again\n"
+    assert load(config, text).stdout == f"{3 * PAGE} choices imported\n"
+    assert len(exported(config)) == 700
+    assert len(history(config)) == 700
+
+
+def test_a_storage_without_subscriptions_is_reported(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Registry, "make_storage", lambda *_, **__: MemoryEvents())
+    result = run("subscriptions", "import", "--config", config, "--workspace", "acme", "-", text="")
+    assert result.stderr == "engage: the configured storage does not store subscriptions\n"
