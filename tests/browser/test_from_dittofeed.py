@@ -58,7 +58,7 @@ ready.then(() => {{
     eventually(lambda: moved.export("events"), lambda found: len(found) == 4)
 
     path = "/api/public/subscription-management/"
-    page = dittofeed_page.block("html")
+    [page] = dittofeed_page.blocks("html")
     pages.pages[path + "page"] = page.replace(f'"{path}', f'"{moved.url}{path}')
     [link] = sign(("v-1", ADDRESS))
     unsubscribe = {**link, "s": OPT_OUT, "sub": "0"}

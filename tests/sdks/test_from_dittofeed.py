@@ -168,17 +168,20 @@ def test_a_change_by_track_is_reported_and_has_no_effect(moved: Server) -> None:
         {"call": "track", "userId": "u-4", "event": "DFSubscriptionChange", "properties": change},
     )
     assert choices(moved, link) == (True, False)
+    wait_for(
+        lambda: "DFSubscriptionChange change no subscription (1 " in command(moved, "check"),
+        what="the count of events without effect",
+    )
+
+
+def command(moved: Server, *arguments: str) -> str:
+    """Run ``engage`` with the config of the page."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
-        wait_for(
-            lambda: "DFSubscriptionChange change no subscription (1 " in _check(moved),
-            what="the count of events without effect",
-        )
-
-
-def _check(moved: Server) -> str:
-    return run("check", "--config", moved.config).output
+        done = run(*arguments, "--config", moved.config)
+    assert done.exit_code == 0, done.output
+    return done.output
 
 
 @pytest.mark.parametrize(
@@ -347,13 +350,16 @@ def test_every_name_of_the_table_is_tested() -> None:
 
 
 # -------------------------------------------------------------------------------------------- users
-def test_the_users_of_an_export_are_loaded(moved: Server, tmp_path: Path) -> None:
+def test_the_users_and_choices_of_an_export_are_loaded(
+    moved: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The lines are what the queries of the page return; loading them again changes nothing."""
-    address = "f@example.com"
+    address, visitor = "f@example.com", "g@example.com"
     users: list[dict[str, Any]] = [
         {"type": "identify", "messageId": "l-1", "userId": "u-7", "traits": {"email": address}}
         | {"timestamp": "2024-01-02T03:04:05.678Z", "context": {"hidden": True}},
-        {"type": "identify", "messageId": "l-2", "anonymousId": "v-7", "traits": {"n": "\u2028"}},
+        {"type": "identify", "messageId": "l-2", "anonymousId": "v-8"}
+        | {"traits": {"email": visitor, "n": "\u2028"}},
         {"type": "identify", "messageId": "l-3", "anonymousId": "v-7", "timestamp": "yesterday"},
     ]
     group: dict[str, Any] = {
@@ -366,9 +372,10 @@ def test_the_users_of_an_export_are_loaded(moved: Server, tmp_path: Path) -> Non
     for name, lines in (("users", users), ("groups", [group])):
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         (tmp_path / f"{name}.ndjson").write_text(text, "utf-8")
+    load, import_ = dittofeed_page.blocks("sh")
     for duplicates in (0, 3):
         done = subprocess.run(
-            ["bash", "-e", "-c", dittofeed_page.block("sh")],
+            ["bash", "-e", "-c", load],
             cwd=tmp_path,
             env={**os.environ, "KEY": KEY, "HOST": moved.url},
             capture_output=True,
@@ -382,5 +389,20 @@ def test_the_users_of_an_export_are_loaded(moved: Server, tmp_path: Path) -> Non
     assert sorted(os.listdir(tmp_path)) == ["groups.ndjson", "users.ndjson"]
     [user] = [one for one in moved.export("users") if one["userId"] == "u-7"]
     assert (user["traits"], user["groups"]) == ({"email": address}, ["g-7"])
-    [link] = sign(("u-7", address))
-    assert choices(moved, link) == (True, False)
+    as_user, as_visitor = sign(("u-7", address), ("v-8", visitor))
+    assert choices(moved, as_user) == (True, False)
+
+    (tmp_path / "choices.csv").write_text(
+        '"userId","groupId","subscribed","updatedAt","how"\n'
+        f'"u-7","{OPT_OUT}",0,1770001446678,"Dittofeed"\n'
+        f'"u-7","{OPT_IN}",1,1770001446678,"Dittofeed"\n'
+        f'"v-8","{OPT_OUT}",0,1770001446678,"Dittofeed"\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    assert "3 choices imported" in command(moved, *import_.split()[1:])
+    assert choices(moved, as_user) == (False, True)
+    assert choices(moved, as_visitor) == (False, False)
+    assert "v-8" not in {one["userId"] for one in moved.export("users")}
+    assert choices(moved, as_user, news=True) == (True, True)
+    command(moved, *import_.split()[1:])
+    assert choices(moved, as_user) == (True, True)

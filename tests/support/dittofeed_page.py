@@ -39,13 +39,12 @@ ENVIRONMENT = {
 }
 
 
-def block(language: str) -> str:
-    """Return the only block of the page in a language."""
-    [found] = re.findall(rf"^```{language}\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
-    return str(found)
+def blocks(language: str) -> list[str]:
+    """Return the blocks of the page in a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 
 
-CONFIG = block("toml")
+[CONFIG] = blocks("toml")
 _WORKSPACE: Mapping[str, Any] = tomllib.loads(CONFIG)["workspaces"][0]
 #: The URL that providers sign.
 PUBLIC_URL: str = tomllib.loads(CONFIG)["server"]["public_url"]
