@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from engage.api import DeadLetter, DeadLetterStore, EventStore
+from support.commands import run
 from support.console import CONSOLE, on_store, signed_in
 from support.server_process import KEY, Server, start_server
 from support.waiting import wait_for
@@ -283,3 +284,24 @@ def test_the_storage_shows_its_numbers(server: Server, client: httpx.Client) -> 
     assert re.fullmatch(r"\d+\.\d s", facts["Writer CPU"])
     command = Path(f"/proc/{facts['Writer process']}/cmdline").read_bytes()
     assert b"helper" in command.split(b"\0")
+
+
+# ----------------------------------------------------------------------------------- subscriptions
+def test_people_are_counted_once_by_their_latest_choice(
+    server: Server, client: httpx.Client
+) -> None:
+    """Choices are imported while the server runs; the visitor says no later than its user."""
+    for event in (
+        {"userId": "sub-1", "anonymousId": "sub-v"},
+        {"anonymousId": "sub-v", "traits": {"a": 1}},
+        {"anonymousId": "sub-w", "traits": {"a": 1}},
+    ):
+        assert send(server, "identify", event).status_code == 200
+    rows = ("sub-1,,true,2025-01-01", ",sub-v,false,2025-01-02", ",sub-w,true,2025-01-01")
+    text = "userId,anonymousId,subscribed,updatedAt,groupId\n" + ",news\n".join((*rows, ""))
+    arguments = ("--config", server.config, "--workspace", "pages", "-")
+    result = run("subscriptions", "import", *arguments, text=text)
+    assert (result.exit_code, result.output) == (0, "3 choices imported\n")
+    page = client.get("subscriptions", params={"workspace": "pages"}).text
+    for label, count in (("subscribed", 1), ("unsubscribed", 1)):
+        assert f'data-label="{label}">{count}</td>' in page

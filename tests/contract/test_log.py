@@ -61,7 +61,6 @@ METHODS = (
     "find_users",
     "holders",
     "apply",
-    "apply_all",
     "state",
     "keep",
     "records_version",
