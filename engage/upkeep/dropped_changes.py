@@ -50,9 +50,9 @@ async def report_dropped_changes(
             counted = dropped
         if dropped != logged and clock() >= next_log:
             _log.warning(
-                "%d changes of users or groups were dropped, because these have as many traits, "
-                "anonymous ids or groups as limits.user_* allows; their events are stored "
-                "(`engage users remove-trait` makes room)",
+                "%d changes of users, visitors or groups were dropped, because limits.user_*, "
+                "limits.visitor_* or limits.visitors allows no more; their events are stored "
+                "(`engage users remove-trait` makes room for traits)",
                 dropped - logged,
             )
             logged, next_log = dropped, clock() + LINE_SECONDS

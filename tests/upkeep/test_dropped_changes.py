@@ -32,7 +32,8 @@ async def test_the_first_ones_are_logged_at_once_and_more_once_a_minute(
     assert await logged() == []
     store.dropped_changes = 2
     (line,) = await logged()
-    assert line.startswith("2 changes of users or groups were dropped")
+    assert line.startswith("2 changes of users, visitors or groups were dropped")
+    assert "limits.visitors" in line
     store.dropped_changes += 1
     now = 1.0
     assert await logged() == []
