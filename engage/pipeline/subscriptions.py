@@ -327,11 +327,17 @@ class Subscriptions:
     async def _holders(
         self, form: tuple[str, str, str], value: str, after: str | None
     ) -> Page[str]:
-        """Return a page of the users who have a value."""
+        """Return a page of the users and visitors who have a value, and after the last one a page
+        of the users who have it by a visitor."""
         if not isinstance(self._store, ProfileStore):
             return Page((), None)
+        workspace, trait, _ = form
         async with within(self._timeout):
-            return await self._store.holders(form[0], form[1], value, after=after, limit=STEP)
+            if after == "":
+                users = await self._store.find_users(workspace, trait, [value])
+                return Page(users.get(value, ()), None)
+            page = await self._store.holders(workspace, trait, value, after=after, limit=STEP)
+            return Page(page.items, page.cursor or "")
 
 
 class _Search:

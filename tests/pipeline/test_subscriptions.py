@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 import orjson
 import pytest
 
-from engage.api import ProfileStore, StorageUnavailable
+from engage.api import MAX_USERS, Page, ProfileStore, StorageUnavailable
 from engage.errors import ApiError
 from engage.pipeline.subscriptions import STEP, Subscriptions, subscription_hash
 from support.memory_store import MemoryEvents, MemoryStore, MemorySubscriptions
@@ -120,6 +120,20 @@ async def test_every_user_with_the_address_is_tried(count: int) -> None:
     assert (await refused(store, body(user=f"u-{count}"))).code == "invalid_user_hash"
 
 
+async def test_a_user_may_have_the_address_by_a_visitor() -> None:
+    class Merged(MemoryStore):
+        async def holders(self, *_: Any, **options: Any) -> Page[str]:
+            return Page(["visitor"], None)
+
+    store = Merged()
+    store.users["acme", "email", "ada@example.com"] = ["u-1"]
+    for name in ("u-1", "visitor"):
+        await put(store, body(user=name))
+    assert [change.user_id for change in store.changes] == ["u-1", "visitor"]
+    del store.changes[:]
+    assert (await refused(store, body(user="u-2"))).code == "invalid_user_hash"
+
+
 async def test_a_storage_without_holders_tries_the_users_that_it_finds() -> None:
     class Default(MemoryStore):
         holders = ProfileStore.holders
@@ -185,7 +199,7 @@ async def test_wrong_hashes_do_not_delay_the_right_one(monkeypatch: pytest.Monke
     await asyncio.sleep(0.05)
     assert await core.pipeline.subscriptions(link) == {"news": False, "offers": False}
     # At most the search that had begun, its own, and one hash of each request.
-    assert digests.total <= len(ACME.subscription_secrets) * (2 * 20_000 + 201)
+    assert digests.total <= len(ACME.subscription_secrets) * (2 * (20_000 + MAX_USERS) + 201)
     for answer in await asyncio.gather(*requests, return_exceptions=True):
         assert isinstance(answer, ApiError)
         assert answer.code == "invalid_user_hash"

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from engage.api import (
+    MAX_USERS,
     BudgetName,
     DeadLetter,
     Event,
@@ -82,7 +83,7 @@ class MemoryProfiles(memory_store.MemoryProfiles):
     ) -> Mapping[str, Sequence[str]]:
         self.searches.append((workspace_id, trait, values))
         found = {value: self.users.get((workspace_id, trait, value)) for value in values}
-        return {value: users for value, users in found.items() if users}
+        return {value: users[:MAX_USERS] for value, users in found.items() if users}
 
     async def holders(
         self, workspace_id: str, trait: str, value: str, *, after: str | None, limit: int
