@@ -110,9 +110,9 @@ class FoldedChanges:
         self._identifiers = identifiers
         self._known_links = known_links
         # Another process may delete a visitor with its claims.
-        self._known_claims: dict[Kind, Mapping[str, int]] = {Kind.USER: known_claims}
+        self._known_claims = {kind: known_claims if kind is Kind.USER else {} for kind in Kind}
         #: ``_id`` → claim, and its least time of receipt, in order of arrival.
-        self._claims: dict[Kind, dict[str, tuple[Claim, int]]] = {Kind.USER: {}, Kind.VISITOR: {}}
+        self._claims: dict[Kind, dict[str, tuple[Claim, int]]] = {kind: {} for kind in Kind}
         #: What :meth:`statements` stores: ``_id`` of a user's claim → time, except late ones, and
         #: ``_id`` of a link → version.
         self.kept_claims: dict[str, int] = {}
@@ -139,7 +139,7 @@ class FoldedChanges:
                 self._subject(event, kind, name)
             case Traits(kind, name, traits):
                 _keep_greatest(self._subject(event, kind, name), traits, version)
-                if kind in self._claims:
+                if PLACES[kind].claims:
                     self._claim(event, change)
             case RemovedTraits(kind, name, names):
                 removed = dict.fromkeys(names, REMOVED)
@@ -171,7 +171,7 @@ class FoldedChanges:
             if value is None:
                 continue
             key = claim_id(workspace, name, trait, value)
-            if self._known_claims.get(kind, {}).get(key, at + 1) > at:
+            if self._known_claims[kind].get(key, at + 1) > at:
                 claims = self._claims[kind]
                 claim, least = claims.get(key) or (Claim(kind, workspace, name, trait, value), at)
                 claims[key] = (claim, min(at, least))
@@ -199,14 +199,10 @@ class FoldedChanges:
         """Return the ids of the owners whose links or memberships must be read first."""
         return sorted({pair.owner for pair in self.pairs[collection].values()})
 
-    def claimants(self, kind: Kind) -> set[str]:
-        """Return the ids of the profiles of which claims must be stored."""
-        return {claim.owner for claim, _ in self._claims.get(kind, {}).values()}
-
     def wanted_claims(self, kind: Kind, stored: StoredClaims) -> list[str]:
         """Return the ids of the claims that must be read when the profiles are read: those of
         values that may be new to them."""
-        claims = self._claims.get(kind, {}).items()
+        claims = self._claims[kind].items()
         return [key for key, (claim, _) in claims if stored.is_doubtful(claim)]
 
     # ----------------------------------------------------------------------------- statements
@@ -236,7 +232,7 @@ class FoldedChanges:
                         "upsert": True,
                     }
                 )
-            if self._claims.get(kind):
+            if self._claims[kind]:
                 found[place.claims] = self._claim_statements(kind, state, found[place.subjects])
             if not place.memberships:
                 continue
@@ -253,8 +249,8 @@ class FoldedChanges:
     def _leave_out_visitors(self, state: StoredState) -> None:
         """Leave out the visitors for which there is no room."""
         subjects, stored = self.subjects[Kind.VISITOR], state.traits[Kind.VISITOR]
-        new = [key for key, one in subjects.items() if one.workspace in state.full]
-        for key in (key for key in new if key not in stored):
+        late = [key for key, one in subjects.items() if one.workspace in state.full]
+        for key in set(late) - stored.keys():
             del subjects[key]
             self.dropped += 1
         pairs, claims = self.pairs[VISITOR_MEMBERSHIPS].items(), self._claims[Kind.VISITOR].items()
@@ -319,7 +315,7 @@ class FoldedChanges:
         stored: Mapping[str, tuple[Version, int]],
         limits: ProfileLimits,
     ) -> dict[str, Any]:
-        declared = self._identifiers.get(subject.workspace, ()) if kind in self._claims else ()
+        declared = self._identifiers.get(subject.workspace, ()) if PLACES[kind].claims else ()
         max_traits, max_bytes, _ = limits.of(kind)
         sizes = {trait: size for trait, (_, size) in stored.items()}
         count, total = sum(map(bool, sizes.values())), sum(sizes.values())
@@ -386,16 +382,3 @@ def _pair_statement(
 
 def _register(version: Version, value: Mapping[str, Any]) -> dict[str, Any]:
     return {"t": DatetimeMS(version[0]), "m": version[1], "o": version[2], **value}
-
-
-def choice_statement(workspace: str, user: str, at: int) -> dict[str, Any]:
-    """Return the statement that makes a user exist because of a subscription change."""
-    return {
-        "q": {"_id": scoped_id(workspace, user)},
-        "u": {
-            "$max": {"lastChoiceAt": DatetimeMS(at)},
-            "$min": {"firstChoiceAt": DatetimeMS(at)},
-            "$setOnInsert": {"workspaceId": workspace, "userId": user},
-        },
-        "upsert": True,
-    }

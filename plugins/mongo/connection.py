@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 
@@ -32,7 +32,7 @@ from pymongo.errors import (
 
 from engage.api import ConfigError, StorageUnavailable
 
-from .documents import MAX_BYTES
+from .documents import MAX_BYTES, any_of
 from .url import DEFAULT_DATABASE, parse_url
 
 _log = logging.getLogger("engage.storage.mongo")
@@ -262,7 +262,7 @@ class Connection:
         message = self._announced("max_message_size", 3 * MAX_BYTES)
         return min(MAX_BYTES, document, max(message - _MESSAGE_OVERHEAD, 1))
 
-    def chunks(self, ids: Sequence[str]) -> Iterator[list[str]]:
+    def chunks(self, ids: Iterable[str]) -> Iterator[list[str]]:
         """Cut a list of ids so that each part fits into one command."""
         limit = self.max_bytes // 2
         chunk: list[str] = []
@@ -276,6 +276,22 @@ class Connection:
             chunk.append(one)
         if chunk:
             yield chunk
+
+    async def read(
+        self,
+        collection: str,
+        values: Iterable[str],
+        fields: Mapping[str, Any] | None = None,
+        *,
+        by: str = "_id",
+        **conditions: Any,
+    ) -> list[Mapping[str, Any]]:
+        """Return the documents of which the field ``by`` has one of these values."""
+        found: list[Mapping[str, Any]] = []
+        for chunk in self.chunks(values):
+            cursor = self.db[collection].find({by: any_of(chunk), **conditions}, fields)
+            found += await cursor.to_list(None)
+        return found
 
     # ----------------------------------------------------------------------------- writing
     def _concern(self) -> dict[str, Any]:

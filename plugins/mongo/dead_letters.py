@@ -60,15 +60,13 @@ class DeadLetters:
         with self._connection.calling() as db:
             documents = []
             written = []
-            for chunk in self._connection.chunks(list(new)):
-                query = {"_id": any_of(chunk)}
-                for document in await db[DEAD_LETTERS].find(query, {"_id": 1}).to_list(None):
-                    # It is written again, because it may not be durable yet.
-                    letter, budget, size = new.pop(document["_id"])
-                    again = _encode(document["_id"], letter, budget, size, self._sequence())
-                    if again is not None:
-                        documents.append(again)
-                        written.append(document["_id"])
+            for document in await self._connection.read(DEAD_LETTERS, new, {"_id": 1}):
+                # It is written again, because it may not be durable yet.
+                letter, budget, size = new.pop(document["_id"])
+                again = _encode(document["_id"], letter, budget, size, self._sequence())
+                if again is not None:
+                    documents.append(again)
+                    written.append(document["_id"])
             repeats = len(documents)
             for key, (letter, budget, size) in new.items():
                 read_at, count, total = await self._total(db, letter.workspace_id, budget)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final
 
 from bson.datetime_ms import DatetimeMS
@@ -30,12 +30,10 @@ from engage.api import (
     Kind,
     Page,
     identifier_value,
-    winner,
 )
 
 from .connection import BATCH, Connection
 from .documents import (
-    any_of,
     decode_value,
     escape_key,
     identifier_field,
@@ -45,7 +43,7 @@ from .documents import (
 )
 from .paging import beyond, id_after
 from .people import STEP, People
-from .schema import META, PLACES
+from .schema import META, PLACES, USERS
 
 #: MongoDB allows 64 indexes on a collection; each identifier trait needs one.
 _MAX_TRAITS: Final = 40
@@ -131,13 +129,21 @@ class Claim:
         """The value as a register has it in ``i``."""
         return scoped_id(self.workspace, self.value)
 
-    def statement(self, times: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
+    def statement(
+        self, times: Mapping[str, Any], changed: Mapping[str, Any], key: str | None = None
+    ) -> dict[str, Any]:
         """Return the statement that stores the claim.
 
         :param times: the operator that sets ``at``.
         :param changed: fields of which the greatest value stays.
+        :param key: another ``_id``.
         """
-        return self._upsert(self.key, times, changed)
+        whose = {"userId": self.user} if self.kind is Kind.USER else {"visitor": self.owner}
+        fields = {"workspaceId": self.workspace, **whose, "held": self.held}
+        update = {**times, "$setOnInsert": {**fields, **times.get("$setOnInsert", {})}}
+        if changed:
+            update["$max"] = changed
+        return {"q": {"_id": key or self.key}, "u": update, "upsert": True}
 
     def late_statements(self, at: int, changed: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the statements that give the late claim to this value: with the time ``at``, or
@@ -148,56 +154,42 @@ class Claim:
                 "q": {"_id": self.late_key, "held": {"$ne": self.held}},
                 "u": {"$set": {"held": self.held, "at": time}},
             },
-            self._upsert(self.late_key, {"$min": {"at": time}}, changed),
+            self.statement({"$min": {"at": time}}, changed, self.late_key),
         ]
 
-    def _upsert(
-        self, key: str, times: Mapping[str, Any], changed: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        whose = {"userId": self.user} if self.kind is Kind.USER else {"visitor": self.owner}
-        fields = {"workspaceId": self.workspace, **whose, "held": self.held}
-        update = {**times, "$setOnInsert": {**fields, **times.get("$setOnInsert", {})}}
-        if changed:
-            update["$max"] = changed
-        return {"q": {"_id": key}, "u": update, "upsert": True}
+
+#: For each trait, escaped, the value in the form in which users are looked up, and how many claims
+#: are stored.
+_Stored = tuple[Mapping[str, str | None], Mapping[str, int]]
+_NOTHING: Final[_Stored] = ({}, {})
 
 
 class StoredClaims:
-    """The stored claims of a write's users, or of its visitors, that the bound needs.
+    """The stored claims of a write's users, or of its visitors, that the bound needs."""
 
-    :param owners: the ``_id`` of those that are needed.
-    """
-
-    def __init__(self, owners: Collection[str] = ()) -> None:
-        self._owners = owners
-        #: ``_id`` of a user → for each trait, escaped, the value in the form in which users are
-        #: looked up, and how many claims are stored.
-        self._users: dict[str, tuple[Mapping[str, str | None], Mapping[str, int]]] = {}
+    def __init__(self) -> None:
+        #: ``_id`` of a user → what is stored of it.
+        self._users: dict[str, _Stored] = {}
         #: The ``_id`` of claims that were looked up, and are stored.
         self.keys: set[str] = set()
 
     def add(self, user: Mapping[str, Any]) -> None:
         """Take in the stored document of a user."""
-        if user["_id"] in self._owners:
-            traits = user.get("traits", {}).items()
-            forms = {name: register.get("i") for name, register in traits}
-            self._users[user["_id"]] = (forms, user.get("claims", {}))
+        traits = user.get("traits", {}).items()
+        forms = {name: register.get("i") for name, register in traits}
+        self._users[user["_id"]] = (forms, user.get("claims", {}))
 
     def count(self, claim: Claim) -> int:
         """Return how many claims the user has of the trait."""
-        found = self._users.get(claim.owner)
-        return 0 if found is None else int(found[1].get(claim.name, 0))
+        return int(self._users.get(claim.owner, _NOTHING)[1].get(claim.name, 0))
 
     def form(self, claim: Claim) -> str | None:
         """Return the current value of the trait, in the form in which users are looked up."""
-        found = self._users.get(claim.owner)
-        return None if found is None else found[0].get(claim.name)
+        return self._users.get(claim.owner, _NOTHING)[0].get(claim.name)
 
     def is_doubtful(self, claim: Claim) -> bool:
         """Return whether a look-up must show if the claim is stored."""
-        if claim.owner not in self._users:
-            return False
-        forms, counts = self._users[claim.owner]
+        forms, counts = self._users.get(claim.owner, _NOTHING)
         return (claim.name in forms or claim.name in counts) and not self._is_current(claim)
 
     def has(self, claim: Claim) -> bool:
@@ -222,35 +214,25 @@ class Identifiers:
         self._people = people
         self.declared = {workspace: frozenset(traits) for workspace, traits in declared.items()}
 
-    async def find_users(
-        self, workspace_id: str, trait: str, values: Sequence[str]
-    ) -> dict[str, list[str]]:
-        """Return the users who have one of these values: value → user ids, oldest claim first."""
-        return await self._find(self._users, workspace_id, trait, values)
-
-    async def find_visitors(
-        self, workspace_id: str, trait: str, values: Sequence[str]
-    ) -> dict[str, list[str]]:
-        """Return the same of the visitors who belong to nobody."""
-        return await self._find(self._visitors, workspace_id, trait, values)
-
     async def _find(
-        self,
-        search: Callable[[Claim], Awaitable[list[str]]],
-        workspace: str,
-        trait: str,
-        values: Sequence[str],
+        self, kind: Kind, workspace_id: str, trait: str, values: Sequence[str]
     ) -> dict[str, list[str]]:
+        """Return the users who have one of these values, or the visitors who belong to nobody:
+        value → ids, oldest claim first."""
+        search = self._users if kind is Kind.USER else self._visitors
         with self._connection.calling():
             found = {
-                value: await search(Claim(Kind.USER, workspace, "", trait, value))
+                value: await search(Claim(kind, workspace_id, "", trait, value))
                 for value in filter(is_text, values)
             }
         return {value: names[:MAX_USERS] for value, names in found.items() if names}
 
+    find_users = functools.partialmethod(_find, Kind.USER)
+    find_visitors = functools.partialmethod(_find, Kind.VISITOR)
+
     async def _visitors(self, claim: Claim) -> list[str]:
         found: list[str] = []
-        async for step in self._steps(dataclasses.replace(claim, kind=Kind.VISITOR)):
+        async for step in self._steps(claim):
             owners = await self._people.owners(claim.workspace, [name for *_, name in step])
             found += [name for *_, name in step if name not in owners]
             if len(found) >= MAX_USERS:
@@ -277,21 +259,14 @@ class Identifiers:
             whose = {name: name for *_, name in step}
             if kind is Kind.VISITOR:
                 whose = await self._people.owners(claim.workspace, whose)
-            found |= await self._winners(claim, set(whose.values()) - ages.keys())
+            names = set(whose.values()) - ages.keys()
+            values = await self._people.values(claim.workspace, names, claim.trait)
+            forms = {name: identifier_value(claim.trait, values[name]) for name in values}
+            found |= {name for name, form in forms.items() if form == claim.value}
             for age in step:
                 if (user := whose.get(age[-1])) is not None:
                     ages[user] = min(age, ages.get(user, age))
         return sorted(found, key=ages.__getitem__)
-
-    async def _winners(self, claim: Claim, names: Collection[str]) -> set[str]:
-        """Return those of some users who have a value with their visitors."""
-        ids = [scoped_id(claim.workspace, name) for name in names]
-        found = set()
-        for person in await self._people.persons(claim.workspace, ids, claim.trait):
-            value = winner(claim.trait, person.user, person.visitors, self._people.limits)
-            if identifier_value(claim.trait, value) == claim.value:
-                found.add(person.user.id)
-        return found
 
     async def _steps(self, claim: Claim) -> AsyncIterator[list[Age]]:
         """Read those who have a value, oldest claim first: about :data:`MAX_CANDIDATES` at most.
@@ -311,8 +286,8 @@ class Identifiers:
                 one = dataclasses.replace(claim, user=name)
                 keys[one.key] = keys[one.late_key] = name
             by_name = {name: (True, at, name) for name, at in first.items()}
-            cursor = db[place.claims].find({"_id": any_of(list(keys))}, {"held": 1, "at": 1})
-            for stored in await cursor.to_list(None):
+            fields = {"held": 1, "at": 1}
+            for stored in await self._connection.read(place.claims, keys, fields):
                 # A late claim may belong to another value.
                 if stored["held"] == claim.held:
                     name = keys[stored["_id"]]
@@ -328,15 +303,11 @@ class Identifiers:
                 one.get("visitor") or scoped_id(claim.workspace, one["userId"]): int(one["at"])
                 for one in reversed(claims)
             }
-            ages = []
-            for chunk in self._connection.chunks(list(times)):
-                cursor = db[place.subjects].find({"_id": any_of(chunk), **query}, fields)
-                ages += [
-                    (False, times[one["_id"]], one[place.name])
-                    for one in await cursor.to_list(None)
-                    if one[place.name] not in found
-                ]
-            ages.sort()
+            ages = sorted(
+                (False, times[one["_id"]], one[place.name])
+                for one in await self._connection.read(place.subjects, times, fields, **query)
+                if one[place.name] not in found
+            )
             for start in range(0, len(ages), STEP):
                 yield ages[start : start + STEP]
             found.update(name for *_, name in ages)
@@ -365,9 +336,9 @@ class Identifiers:
             users: set[str] = set()
             if kind is Kind.VISITOR and found:
                 # An id is returned once.
-                both = {"_id": any_of([one["_id"] for one in found]), **query}
-                cursor = db[PLACES[Kind.USER].subjects].find(both, {"_id": 1})
-                users = {one["_id"] for one in await cursor.to_list(None)}
+                ids = [one["_id"] for one in found]
+                both = await self._connection.read(USERS, ids, {"_id": 1}, **query)
+                users = {one["_id"] for one in both}
         more = "v" if kind is Kind.USER else None
         if len(found) == limit:
             more = f"{prefix}/{int(found[-1]['createdAt'])}.{found[-1]['_id']}"

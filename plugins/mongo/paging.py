@@ -62,9 +62,9 @@ def id_after(workspace_id: str | None, after: str | None) -> dict[str, Any]:
     return {"_id": condition} if condition else {}
 
 
-def beyond(field: str, value: Any, key: str) -> dict[str, Any]:
-    """Return a query for the documents after one in the order of a field and then of ``_id``."""
-    later = [{field: {"$gt": value}}, {field: value, "_id": {"$gt": key}}]
+def beyond(field: str, value: Any, key: Any, second: str = "_id") -> dict[str, Any]:
+    """Return a query for the documents after one in the order of two fields."""
+    later = [{field: {"$gt": value}}, {field: value, second: {"$gt": key}}]
     return {field: {"$gte": value}, "$or": later}
 
 
@@ -78,8 +78,7 @@ def arrived_after(query: dict[str, Any], cursor: str | None) -> dict[str, Any]:
     received, seq = parse_cursor(cursor)
     bounds = dict(query.get("receivedAt", {}))
     bounds["$gte"] = max(bounds.get("$gte", received), received, key=int)
-    later = [{"receivedAt": {"$gt": received}}, {"receivedAt": received, "_seq": {"$gt": seq}}]
-    return {**query, "receivedAt": bounds, "$or": later}
+    return {**query, **beyond("receivedAt", received, seq, "_seq"), "receivedAt": bounds}
 
 
 def between(

@@ -12,8 +12,8 @@ import dataclasses
 import functools
 import itertools
 import operator
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from bson.datetime_ms import DatetimeMS
 
@@ -29,6 +29,7 @@ from engage.api import (
     VisitorProfile,
     merge,
     visitor_of,
+    winner,
 )
 
 from .connection import BATCH, Connection
@@ -43,15 +44,17 @@ from .documents import (
     version_of,
 )
 from .paging import beyond, id_after, read_page
-from .schema import GROUPS, LINKS, PLACES, USERS, VISITOR_CLAIMS, VISITOR_MEMBERSHIPS, VISITORS
-
-Item = TypeVar("Item")
+from .schema import LINKS, PLACES, USERS, VISITOR_CLAIMS, VISITOR_MEMBERSHIPS, VISITORS
 
 #: Users that are read at once, with their registers, links and memberships.
 STEP: Final = 200
 
 _TIMES: Final = ("createdAt", "updatedAt", "firstChoiceAt", "lastChoiceAt")
-_NOTHING: Final = Registers(id="", created_at=0, updated_at=0, traits={}, groups={})
+#: The fields that tell whether a user exists.
+_EXISTENCE: Final = {"userId": 1, "createdAt": 1}
+_LINK: Final = {"anonymousId": 1, "user": 1, "first": 1}
+#: The links that no operator undid.
+_COUNTS: Final = {"decision.v": {"$ne": False}}
 
 
 @dataclasses.dataclass(slots=True)
@@ -62,9 +65,6 @@ class Person:
     #: All that are linked, and of these the ids of its visitors, in the order of their links.
     anonymous_ids: list[str]
     visitor_ids: list[str]
-    #: What is stored of the user itself and of the visitors that are merged, when that is read.
-    user: Registers = _NOTHING
-    visitors: Sequence[Registers] = ()
 
 
 class People:
@@ -81,8 +81,13 @@ class People:
         identifiers: Mapping[str, Collection[str]],
     ) -> None:
         self._connection = connection
-        self.limits = limits
+        self._limits = limits
         self._identifiers = identifiers
+        self._readers: Mapping[Kind, Callable[[str, Sequence[Mapping[str, Any]]], Any]] = {
+            Kind.USER: self._users,
+            Kind.VISITOR: self._visitors,
+            Kind.GROUP: self._groups,
+        }
         #: Where :meth:`expire` continues.
         self._expired: list[dict[str, Any]] = []
 
@@ -90,36 +95,26 @@ class People:
     async def _known(self, workspace: str, names: Collection[str]) -> tuple[set[str], set[str]]:
         """Return which ids are those of users that exist, and which those of visitors."""
         ids = [scoped_id(workspace, name) for name in names]
-        fields = {"userId": 1, "createdAt": 1}
         users, visitors = await asyncio.gather(
-            self._documents(USERS, ids, fields), self._documents(VISITORS, ids, {"anonymousId": 1})
+            self._connection.read(USERS, ids, _EXISTENCE),
+            self._connection.read(VISITORS, ids, {"anonymousId": 1}),
         )
         there = {one["anonymousId"] for one in visitors}
         existing = {one["userId"] for one in users if _exists(one, there)}
         return existing, there
-
-    async def _documents(
-        self, collection: str, ids: Sequence[str], fields: Mapping[str, Any] | None = None
-    ) -> list[Mapping[str, Any]]:
-        found: list[Mapping[str, Any]] = []
-        for chunk in self._connection.chunks(ids):
-            cursor = self._connection.db[collection].find({"_id": any_of(chunk)}, fields)
-            found += await cursor.to_list(None)
-        return found
 
     async def _first_links(self, workspace: str, names: Collection[str]) -> dict[str, str]:
         """Return the user of the first link that counts: anonymous id → user id."""
         found: dict[str, str] = {}
         start = len(scoped_id(workspace, ""))
         order = [("anonymousId", 1), ("first", 1), ("user", 1)]
-        fields = {"anonymousId": 1, "user": 1, "first": 1}
-        query: dict[str, Any] = {"workspaceId": workspace, "decision.v": {"$ne": False}}
-        for chunk in self._connection.chunks(list(names)):
+        query: dict[str, Any] = {"workspaceId": workspace, **_COUNTS}
+        for chunk in self._connection.chunks(names):
             left = set(chunk)
             # Anyone can link an anonymous id to very many users: such an id needs another turn.
             while left:
                 query["anonymousId"], limit = any_of(list(left)), BATCH + len(left)
-                cursor = self._connection.db[LINKS].find(query, fields).sort(order).limit(limit)
+                cursor = self._connection.db[LINKS].find(query, _LINK).sort(order).limit(limit)
                 links = await cursor.to_list(None)
                 for link in links:
                     if link["anonymousId"] in left and link_version(link) is not None:
@@ -140,23 +135,16 @@ class People:
             name: user for name, user in firsts.items() if user in existing and name not in existing
         }
 
-    async def _links(self, users: Sequence[str]) -> dict[str, list[str]]:
-        """Return the anonymous ids that are linked to users, in the order of their links."""
-        found: dict[str, list[tuple[Version, str]]] = {}
-        fields = {"user": 1, "anonymousId": 1, "first": 1}
-        query = {"user": any_of(users), "decision.v": {"$ne": False}}
-        cursor = self._connection.db[LINKS].find(query, fields)
-        for link in await cursor.to_list(None):
-            if (version := link_version(link)) is not None:
-                found.setdefault(link["user"], []).append((version, link["anonymousId"]))
-        return {key: [name for _, name in sorted(links)] for key, links in found.items()}
-
     async def _belonging(
         self, workspace: str, documents: Sequence[Mapping[str, Any]]
     ) -> list[Person]:
         """Return those of some users that exist, without what is stored of their visitors."""
-        links = await self._links([one["_id"] for one in documents]) if documents else {}
-        names = set(itertools.chain.from_iterable(links.values()))
+        links: dict[str, list[tuple[Version, str]]] = {}
+        ids = [one["_id"] for one in documents]
+        for link in await self._connection.read(LINKS, ids, _LINK, by="user", **_COUNTS):
+            if (version := link_version(link)) is not None:
+                links.setdefault(link["user"], []).append((version, link["anonymousId"]))
+        names = {name for found in links.values() for _, name in found}
         firsts, (existing, visitors) = await asyncio.gather(
             self._first_links(workspace, names),
             # A choice makes a user exist only if the id has no visitor.
@@ -164,60 +152,59 @@ class People:
                 workspace, names | {one["userId"] for one in documents if "createdAt" not in one}
             ),
         )
-        found = []
+        people = []
         for document in documents:
-            user = document["userId"]
-            if not _exists(document, visitors):
-                continue
-            linked = [name for name in links.get(document["_id"], ()) if name not in existing]
-            own = [name for name in linked if name in visitors and firsts.get(name) == user]
-            found.append(Person(document, linked, own))
-        return found
+            if _exists(document, visitors):
+                linked = [name for _, name in sorted(links.get(document["_id"], ()))]
+                linked = [name for name in linked if name not in existing]
+                there = [name for name in linked if name in visitors]
+                own = [name for name in there if firsts.get(name) == document["userId"]]
+                people.append(Person(document, linked, own))
+        return people
 
     async def persons_of(
         self, workspace: str, names: Sequence[str]
     ) -> dict[str, tuple[str | None, list[str]]]:
         """Return for each id the user that it belongs to, if any, and the ids of the user and its
         visitors, or just the id."""
-        owners = await self.owners(workspace, names)
-        users = list({scoped_id(workspace, owners.get(name, name)) for name in names})
-        fields = {"userId": 1, "createdAt": 1}
-        people = await self._belonging(workspace, await self._documents(USERS, users, fields))
+        firsts = await self._first_links(workspace, names)
+        keys = {scoped_id(workspace, one) for one in (*names, *firsts.values())}
+        users = await self._connection.read(USERS, keys, _EXISTENCE)
+        people = await self._belonging(workspace, users)
         ids = {one.document["userId"]: one.visitor_ids for one in people}
         found: dict[str, tuple[str | None, list[str]]] = {}
         for name in names:
-            user = owners.get(name, name)
+            user = name if name in ids else firsts.get(name, name)
             found[name] = (user, [user, *ids[user]]) if user in ids else (None, [name])
         return found
 
-    async def persons(
-        self, workspace: str, users: Sequence[str], trait: str | None = None
-    ) -> list[Person]:
-        """Return those of some users that exist, with what is stored.
-
-        :param users: each ``_id``.
-        :param trait: only this trait is read, which is a declared identifier, and no memberships.
-        """
-        documents = await self._documents(USERS, users, _fields(Kind.USER, trait))
+    async def values(self, workspace: str, names: Iterable[str], trait: str) -> dict[str, Any]:
+        """Return the ids of those of some users that exist, with the value of an identifier."""
+        ids = [scoped_id(workspace, name) for name in names]
+        documents = await self._connection.read(USERS, ids, _fields(Kind.USER, trait))
         people = await self._belonging(workspace, documents)
-        await self._fill(workspace, people, trait)
-        return people
+        stored = await self._stored(workspace, people, trait)
+        return {user.id: winner(trait, user, own, self._limits) for user, own in stored}
 
-    async def _fill(
+    async def _stored(
         self, workspace: str, people: Sequence[Person], trait: str | None = None
-    ) -> None:
-        most = self.limits.user_visitors
-        ids = [scoped_id(workspace, one) for person in people for one in person.visitor_ids[:most]]
-        visitors = await self._documents(VISITORS, ids, _fields(Kind.VISITOR, trait))
+    ) -> list[tuple[Registers, list[Registers]]]:
+        """Return what is stored of each user itself, and of the visitors that are merged.
+
+        :param trait: only this trait is read, and no memberships.
+        """
+        own = [person.visitor_ids[: self._limits.user_visitors] for person in people]
+        ids = [scoped_id(workspace, name) for names in own for name in names]
+        visitors = await self._connection.read(VISITORS, ids, _fields(Kind.VISITOR, trait))
         users, registers = await asyncio.gather(
             self._registers(Kind.USER, [person.document for person in people], trait),
             self._registers(Kind.VISITOR, visitors, trait),
         )
         by_id = {one.id: one for one in registers}
-        for person, user in zip(people, users, strict=True):
-            own = person.visitor_ids[:most]
-            person.user = user
-            person.visitors = [by_id[name] for name in own if name in by_id]
+        return [
+            (user, [by_id[name] for name in names if name in by_id])
+            for user, names in zip(users, own, strict=True)
+        ]
 
     async def _registers(
         self, kind: Kind, documents: Sequence[Mapping[str, Any]], trait: str | None = None
@@ -227,11 +214,9 @@ class People:
         place, owner = PLACES[kind], kind.value
         fields = {owner: 1, "groupId": 1, "assigned": 1}
         ids = [one["_id"] for one in documents] if trait is None else []
-        for chunk in self._connection.chunks(ids):
-            cursor = self._connection.db[place.memberships].find({owner: any_of(chunk)}, fields)
-            for one in await cursor.to_list(None):
-                register = (version_of(one["assigned"]), one["assigned"]["v"])
-                groups.setdefault(one[owner], {})[one["groupId"]] = register
+        for one in await self._connection.read(place.memberships, ids, fields, by=owner):
+            register = (version_of(one["assigned"]), one["assigned"]["v"])
+            groups.setdefault(one[owner], {})[one["groupId"]] = register
         found = []
         for one in documents:
             times = [int(one[name]) for name in _TIMES if name in one]
@@ -247,37 +232,32 @@ class People:
         return found
 
     # -------------------------------------------------------------------------------- reading
-    async def find(self, workspace_id: str, user_id: str) -> UserProfile | None:
-        """Return a user, or ``None`` if the user does not exist."""
+    async def _find(self, kind: Kind, workspace_id: str, name: str) -> Any:
+        """Return a profile, or ``None`` if it does not exist."""
         with self._connection.calling():
-            documents = await self._documents(USERS, [scoped_id(workspace_id, user_id)])
-            found = await self._users(workspace_id, documents)
+            key = scoped_id(workspace_id, name)
+            documents = await self._connection.read(PLACES[kind].subjects, [key])
+            found = await self._readers[kind](workspace_id, documents)
         return found[0] if found else None
 
-    async def visitor(self, workspace_id: str, anonymous_id: str) -> VisitorProfile | None:
-        """Return a visitor, or ``None`` if no event made it exist."""
-        with self._connection.calling():
-            documents = await self._documents(VISITORS, [scoped_id(workspace_id, anonymous_id)])
-            found = await self._visitors(workspace_id, documents)
-        return found[0] if found else None
+    find = functools.partialmethod(_find, Kind.USER)
+    visitor = functools.partialmethod(_find, Kind.VISITOR)
 
     async def _users(
         self, workspace: str, documents: Sequence[Mapping[str, Any]]
     ) -> list[UserProfile]:
-        names, limits = self._identifiers.get(workspace, ()), self.limits
+        names, limits = self._identifiers.get(workspace, ()), self._limits
         found: list[UserProfile] = []
-        left = (await self._belonging(workspace, documents))[::-1]
-        while left:
-            # Thousands of visitors would not fit into memory at once.
-            part = [left.pop()]
-            count = len(part[0].visitor_ids)
-            while left and (count := count + len(left[-1].visitor_ids)) <= BATCH:
-                part.append(left.pop())
-            await self._fill(workspace, part)
-            found += [
-                merge(workspace, one.user, one.anonymous_ids, one.visitors, limits, names)
-                for one in part
-            ]
+        people = await self._belonging(workspace, documents)
+        counts = itertools.accumulate(len(one.visitor_ids) for one in people)
+        # Thousands of visitors would not fit into memory at once.
+        for _, part in itertools.groupby(
+            zip(counts, people, strict=True), lambda one: one[0] // BATCH
+        ):
+            some = [person for _, person in part]
+            for one, stored in zip(some, await self._stored(workspace, some), strict=True):
+                user, visitors = stored
+                found.append(merge(workspace, user, one.anonymous_ids, visitors, limits, names))
         return found
 
     async def _visitors(
@@ -292,14 +272,14 @@ class People:
     async def _groups(
         self, workspace: str, documents: Sequence[Mapping[str, Any]]
     ) -> list[GroupProfile]:
-        found = []
-        for one in documents:
-            registers = registers_of(one).items()
-            traits = {name: value for name, (_, value) in registers if value is not REMOVED}
-            found.append(
-                GroupProfile(workspace_id=workspace, group_id=one["groupId"], traits=traits)
+        return [
+            GroupProfile(
+                workspace_id=workspace,
+                group_id=one["groupId"],
+                traits={n: v for n, (_, v) in registers_of(one).items() if v is not REMOVED},
             )
-        return found
+            for one in documents
+        ]
 
     async def users_beginning(
         self, workspace_id: str, text: str, *, trait: str | None = None, limit: int
@@ -319,39 +299,22 @@ class People:
         )
         return [document["userId"] for document in found]
 
-    async def scan_users(
-        self, workspace_id: str | None, *, after: str | None, limit: int
-    ) -> Page[UserProfile]:
-        """Return a page of users."""
-        return await self._scan(USERS, self._users, workspace_id, after, limit)
-
-    async def scan_visitors(
-        self, workspace_id: str | None, *, after: str | None, limit: int
-    ) -> Page[VisitorProfile]:
-        """Return a page of visitors."""
-        return await self._scan(VISITORS, self._visitors, workspace_id, after, limit)
-
-    async def scan_groups(
-        self, workspace_id: str | None, *, after: str | None, limit: int
-    ) -> Page[GroupProfile]:
-        """Return a page of groups."""
-        return await self._scan(GROUPS, self._groups, workspace_id, after, limit)
-
     async def _scan(
-        self,
-        collection: str,
-        read: Callable[[str, Sequence[Mapping[str, Any]]], Awaitable[list[Item]]],
-        workspace_id: str | None,
-        after: str | None,
-        limit: int,
-    ) -> Page[Item]:
-        items: list[Item] = []
+        self, kind: Kind, workspace_id: str | None, *, after: str | None, limit: int
+    ) -> Page[Any]:
+        """Return a page of profiles."""
+        items: list[Any] = []
         with self._connection.calling(scan=True) as db:
-            cursor = db[collection].find(id_after(workspace_id, after)).sort([("_id", 1)])
+            query = id_after(workspace_id, after)
+            cursor = db[PLACES[kind].subjects].find(query).sort([("_id", 1)])
             documents, last = await read_page(cursor, limit, _sized)
             for workspace, part in _parts(documents):
-                items += await read(workspace, part)
+                items += await self._readers[kind](workspace, part)
         return Page(items, None if last is None else last["_id"])
+
+    scan_users = functools.partialmethod(_scan, Kind.USER)
+    scan_visitors = functools.partialmethod(_scan, Kind.VISITOR)
+    scan_groups = functools.partialmethod(_scan, Kind.GROUP)
 
     # ------------------------------------------------------------------------------- expiring
     async def expire(self, before: int, *, limit: int) -> int:

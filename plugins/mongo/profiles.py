@@ -10,11 +10,13 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from bson.datetime_ms import DatetimeMS
+
 from engage.api import REMOVED, Change, Event, Kind, ProfileLimits, Version, changes_of
 
-from .changes import FoldedChanges, StoredState, choice_statement
+from .changes import FoldedChanges, StoredState
 from .connection import Connection
-from .documents import any_of, in_workspace, link_version, pair_id, registers_of
+from .documents import any_of, in_workspace, link_version, pair_id, registers_of, scoped_id
 from .identifiers import StoredClaims
 from .schema import PLACES, USERS, VISITOR_MEMBERSHIPS, VISITORS
 
@@ -24,8 +26,9 @@ _log = logging.getLogger("engage.storage.mongo")
 #: then need no look-up of the link, and not each identify call writes its claim again.
 _MAX_KNOWN: Final = 100_000
 
-#: Seconds after which the visitors of a workspace are counted again.
-_COUNT_SECONDS: Final = 5.0
+#: Seconds after which the visitors of a workspace are counted again. With those that housekeeping
+#: waits, the number is five seconds old at most.
+_COUNT_SECONDS: Final = 4.0
 
 
 class Profiles:
@@ -83,7 +86,7 @@ class Profiles:
 
     async def read_state(self, folded: FoldedChanges) -> StoredState:
         """Read what :meth:`apply` needs. To be called within :meth:`Connection.calling`."""
-        claims = {kind: StoredClaims(folded.claimants(kind)) for kind in Kind}
+        claims = {kind: StoredClaims() for kind in Kind}
         traits, pairs = await asyncio.gather(
             asyncio.gather(*(self._stored_traits(kind, folded, claims[kind]) for kind in Kind)),
             asyncio.gather(*(self._stored_pairs(name, folded) for name in folded.pairs)),
@@ -100,24 +103,23 @@ class Profiles:
     ) -> dict[str, dict[str, tuple[Version, int]]]:
         found = {}
         place, db = PLACES[kind], self._connection.db
+        declared = self._identifiers if place.claims else {}
         fields = {"workspaceId": 1, "traits": 1, "claims": 1}
         for chunk in self._connection.chunks(folded.wanted_traits(kind)):
             # One by one: documents may be large, and only the sizes of their traits are kept.
             async for document in db[place.subjects].find({"_id": any_of(chunk)}, fields):
-                declared = (
-                    self._identifiers.get(document["workspaceId"], ()) if place.claims else ()
-                )
+                names = declared.get(document["workspaceId"], ())
                 found[document["_id"]] = {
                     trait: (
                         version,
-                        0 if value is REMOVED else self._limits.size(trait, value, declared),
+                        0 if value is REMOVED else self._limits.size(trait, value, names),
                     )
                     for trait, (version, value) in registers_of(document).items()
                 }
                 claims.add(document)
-        for chunk in self._connection.chunks(folded.wanted_claims(kind, claims)):
-            cursor = db[place.claims].find({"_id": any_of(chunk)}, {"_id": 1})
-            claims.keys.update(document["_id"] for document in await cursor.to_list(None))
+        wanted = folded.wanted_claims(kind, claims)
+        there = await self._connection.read(place.claims, wanted, {"_id": 1})
+        claims.keys.update(document["_id"] for document in there)
         return found
 
     async def _stored_pairs(
@@ -126,11 +128,10 @@ class Profiles:
         found: dict[str, dict[str, Version]] = {}
         owner = (Kind.VISITOR if collection == VISITOR_MEMBERSHIPS else Kind.USER).value
         fields = {owner: 1, "first": 1}
-        for chunk in self._connection.chunks(folded.wanted_pairs(collection)):
-            cursor = self._connection.db[collection].find({owner: any_of(chunk)}, fields)
-            for document in await cursor.to_list(None):
-                if (version := link_version(document)) is not None:
-                    found.setdefault(document[owner], {})[document["_id"]] = version
+        wanted = folded.wanted_pairs(collection)
+        for document in await self._connection.read(collection, wanted, fields, by=owner):
+            if (version := link_version(document)) is not None:
+                found.setdefault(document[owner], {})[document["_id"]] = version
         return found
 
     async def apply(self, folded: FoldedChanges, state: StoredState | None = None) -> int:
@@ -163,18 +164,25 @@ class Profiles:
                 )
                 dropped += len(refused)
         self._links.update(folded.kept_links)
-        while len(self._links) > _MAX_KNOWN:
-            self._links.popitem(last=False)
-        for key, at in folded.kept_claims.items():
-            self._claims[key] = min(at, self._claims.get(key, at))
-        while len(self._claims) > _MAX_KNOWN:
-            self._claims.popitem(last=False)
+        self._claims.update(folded.kept_claims)
+        for known in (self._links, self._claims):
+            while len(known) > _MAX_KNOWN:
+                known.popitem(last=False)
         return dropped
 
     async def ensure_user(self, workspace_id: str, user_id: str, at: int) -> None:
         """Make a user exist because of a subscription change. To be called within
         :meth:`Connection.calling`."""
-        await self._connection.update(USERS, [choice_statement(workspace_id, user_id, at)])
+        statement = {
+            "q": {"_id": scoped_id(workspace_id, user_id)},
+            "u": {
+                "$max": {"lastChoiceAt": DatetimeMS(at)},
+                "$min": {"firstChoiceAt": DatetimeMS(at)},
+                "$setOnInsert": {"workspaceId": workspace_id, "userId": user_id},
+            },
+            "upsert": True,
+        }
+        await self._connection.update(USERS, [statement])
 
     async def count_visitors(self) -> None:
         """Find out which workspaces have no room for more visitors, every five seconds at most. To
@@ -190,7 +198,4 @@ class Profiles:
             if in_all >= most:
                 query = {"_id": in_workspace(workspace)}
                 count = (await db.command({"count": VISITORS, "query": query, "limit": most}))["n"]
-            if count >= most:
-                self._full.add(workspace)
-            else:
-                self._full.discard(workspace)
+            (self._full.add if count >= most else self._full.discard)(workspace)

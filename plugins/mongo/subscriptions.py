@@ -112,27 +112,23 @@ class Subscriptions:
         others = await self._others(change.workspace_id, change.user_id)
         before = _choices(document, *others)
         at = DatetimeMS(change.at)
-        last = None if document is None else document.get("seq")
-        names = {
-            "workspaceId": change.workspace_id,
-            "userId": change.user_id,
-        }
+        seq = self._sequence(None if document is None else document.get("seq"))
+        names = {"workspaceId": change.workspace_id, "userId": change.user_id}
         choices = dict(document["choices"]) if document is not None else {}
         for group, wanted in change.choices.items():
             known = choices.get(escape_key(group))
             if change.dated and known is not None and int(known["updatedAt"]) >= change.at:
                 continue
+            updated = change.at if known is None else max(change.at, int(known["updatedAt"]) + 1)
             choices[escape_key(group)] = {
                 "subscribed": wanted,
-                "updatedAt": at
-                if known is None
-                else DatetimeMS(max(change.at, int(known["updatedAt"]) + 1)),
+                "updatedAt": DatetimeMS(updated),
                 "changeId": change.id,
             }
         after = _choices({"choices": choices}, *others)
         record: dict[str, Any] = {
             "changeId": change.id,
-            "_seq": self._sequence(last),
+            "_seq": seq,
             "at": at,
             "how": change.how,
             "records": [
@@ -143,28 +139,20 @@ class Subscriptions:
             ],
         }
         version = 1 if document is None else document["version"] + 1
-        changed = {
-            "_id": key,
-            **names,
-            "version": version,
-            "choices": choices,
-            "seq": record["_seq"],
-            "pending": record,
-        }
+        fields = {"version": version, "choices": choices, "seq": seq, "pending": record}
         if document is None:
             try:
-                await collection.insert_one(dict(changed))
+                await collection.insert_one({"_id": key, **names, **fields})
             except DuplicateKeyError:
                 return None
         else:
-            fields = {name: changed[name] for name in ("version", "choices", "seq", "pending")}
             async with self._connection.updating:
                 done = await collection.update_one(
                     {"_id": key, "version": document["version"]}, {"$set": fields}
                 )
             if not done.matched_count:
                 return None
-        await self._copy(changed, record)
+        await self._copy(names, record)
         self._copied.append((key, version))
         if not record["records"]:
             # Also remembered: repeated after a later change it must not undo that one. Only the
@@ -184,12 +172,7 @@ class Subscriptions:
         """Store a record in the history, once."""
         workspace = document["workspaceId"]
         key = scoped_id(workspace, record["changeId"])
-        entry = {
-            "_id": key,
-            "workspaceId": workspace,
-            "userId": document["userId"],
-            **record,
-        }
+        entry = {"_id": key, "workspaceId": workspace, "userId": document["userId"], **record}
         codes = await self._connection.insert(HISTORY, [bson.encode(entry)])
         if codes.get(0) != DUPLICATE:
             return
@@ -249,12 +232,10 @@ class Subscriptions:
 
     async def _kept(self, workspace_id: str, ids: Iterable[str]) -> dict[str, Mapping[str, Any]]:
         """Return the documents of those ids that have one."""
-        documents: dict[str, Mapping[str, Any]] = {}
-        for chunk in self._connection.chunks([scoped_id(workspace_id, one) for one in ids]):
-            query, fields = {"_id": any_of(chunk)}, {"choices": 1, "userId": 1}
-            found = self._connection.db[SUBSCRIPTIONS].find(query, fields)
-            documents.update({one["userId"]: one for one in await found.to_list(None)})
-        return documents
+        keys = [scoped_id(workspace_id, one) for one in ids]
+        fields = {"choices": 1, "userId": 1}
+        found = await self._connection.read(SUBSCRIPTIONS, keys, fields)
+        return {one["userId"]: one for one in found}
 
     async def scan(
         self, workspace_id: str | None, *, after: str | None, limit: int

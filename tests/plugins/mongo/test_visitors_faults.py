@@ -7,7 +7,8 @@ import asyncio
 import os
 import random
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,62 @@ async def test_a_crash_during_expiry_leaves_nothing(
             assert list(db[name].find()) == []
 
 
+async def test_a_link_arrives_while_its_visitor_expires(tmp_path: Path, proxy: Proxy) -> None:
+    """The user has the visitor or not, and never a part of it; a new event makes it again."""
+    url = url_of(proxy)
+    async with mongo.opened(tmp_path, url, identifiers=EMAIL) as store:
+        *parts, link = person()[:3]
+        await store.write(parts)
+        go, held = threading.Event(), threading.Event()
+
+        def hold(_name: str, command: Mapping[str, Any]) -> None:
+            if command.get("delete") == "visitor_claims" and not held.is_set():
+                held.set()
+                assert go.wait(120)
+
+        proxy.rule = hold
+        expiring = asyncio.ensure_future(store.expire_visitors(TIME + 9, limit=9))
+        assert await asyncio.to_thread(held.wait, 120)
+        await store.write([link])
+        go.set()
+        assert await expiring == 1
+        assert await people_in(store, WORKSPACE) == people_of([link])
+        again = visit("again", "v", 9, traits={"a": 1})
+        await store.write([again])
+        assert await people_in(store, WORKSPACE) == people_of([link, again])
+
+
+async def test_a_thousand_users_of_a_visitor_and_visitors_of_a_user(
+    tmp_path: Path, proxy: Proxy
+) -> None:
+    """Each is one more than a user has links, and than are read at once."""
+    many = range(1001)
+    async with mongo.opened(tmp_path, url_of(proxy), identifiers=EMAIL) as store:
+        await store.write([visit("hub", "hub", traits={"hub": 1, "email": "hub@b.c"})])
+        hubs = [identify(f"h{n}", f"h{n}", received=n, anonymous_id="hub") for n in many]
+        await store.write(hubs[::-1])
+        visits = [visit(f"v{n}", f"v{n}", n, traits={"email": f"v{n}@b.c", "n": n}) for n in many]
+        await store.write(visits)
+        await store.write([identify(f"u{n}", "u", received=n, anonymous_id=f"v{n}") for n in many])
+        assert store.dropped_changes == 1
+        proxy.seen.clear()
+        users = {one.user_id: one for one in await all_pages(store.scan_users, WORKSPACE)}
+        assert proxy.seen.count("find") < 100
+        assert {name for name, one in users.items() if "hub" in one.traits} == {"h0"}
+        # The 100 that were linked first are merged, and belong to the user with all others.
+        assert users["u"].traits == {"email": "v99@b.c", "n": 99}
+        assert users["u"].anonymous_ids == sorted(f"v{n}" for n in range(1000))
+        wanted = ["hub@b.c", "v99@b.c", "v100@b.c", "v1000@b.c"]
+        found = await store.find_users(WORKSPACE, "email", wanted)
+        assert found == {"hub@b.c": ["h0"], "v99@b.c": ["u"]}
+        found = await store.find_visitors(WORKSPACE, "email", wanted)
+        assert found == {"v1000@b.c": ["v1000"]}
+        await store.write([decision(f"d{n}", f"h{n}", "hub", linked=False) for n in many[:-1]])
+        visitor = await store.visitor(WORKSPACE, "hub")
+        assert visitor is not None
+        assert visitor.user_id == "h1000"
+
+
 #: The code of a process that writes histories, an event at a time, until it is killed.
 _CHILD = """
 import asyncio, json, random, sys
@@ -127,7 +184,7 @@ async def test_a_killed_process_leaves_no_half_of_a_person(tmp_path: Path) -> No
     url = mongo.shared(mongo.durable_kind()).url()
     names = [f"w{number}" for number in range(6)]
     chance = random.Random(7)
-    for _ in range(5):
+    for _ in range(3):
         job = {"url": url, "names": names, "path": sys.path}
         async with run_children(_CHILD, [job]) as (child,):
             assert child.stdout is not None
