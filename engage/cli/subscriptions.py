@@ -97,7 +97,7 @@ def import_(
     later = f", {plural(n, 'later choice')} kept" if (n := counts["later"]) else ""
     click.echo(f"{plural(counts['imported'], 'choice')} {verb}{later}")
     if counts["wrong"]:
-        raise EngageError(f"{counts['wrong']} of {plural(counts['rows'], 'row')} are wrong")
+        raise EngageError(f"{counts['wrong']} of {plural(counts['rows'], 'row')} refused")
 
 
 class _Import:

@@ -233,6 +233,7 @@ class Subscriptions:
         for name, value in ids.items():
             if type(value) is float:  # JSON Schema accepts 1.0 as an integer
                 raise from_problems([Problem(pointer(name), "must be a string or an integer")])
+        for value in ids.values():
             yield str(value)
         if ids:
             return

@@ -229,7 +229,7 @@ def test_a_wrong_row_is_named_and_the_others_are_imported(
     assert (result.exit_code, result.stdout) == (1, "2 choices imported\n")
     first, last = result.stderr.splitlines()
     assert first.startswith(f"engage: line 4: {message}")
-    assert last == "engage: 1 of 3 rows are wrong"
+    assert last == "engage: 1 of 3 rows refused"
     assert {one[0] for one in choices(config)} == {"ann", "bob"}
 
 
