@@ -78,14 +78,16 @@ async def decide_link(
     """Undo the link of an anonymous id to a user for good, or restore it.
 
     :param now: milliseconds since 1970 UTC.
-    :raises EngageError: if the store keeps no profiles, there is no such user, or the id is not
-        linked to it.
+    :raises EngageError: if the store keeps no profiles, there is no such user, the id is not
+        linked to it, or it cannot be.
     :raises StorageUnavailable: if the decision may not be stored.
     """
     profile = await _profile(store, workspace_id, Kind.USER, user_id)
     assert isinstance(profile, UserProfile)
     if not linked and anonymous_id not in profile.anonymous_ids:
         raise EngageError(f"{anonymous_id!r} is not an anonymous id of the user {user_id!r}")
+    if linked and (not anonymous_id.strip() or anonymous_id == user_id):
+        raise EngageError(f"{anonymous_id!r} cannot be linked to the user {user_id!r}")
     document = {"type": "alias", "userId": user_id, "previousId": anonymous_id, "linked": linked}
     await _write(store, workspace_id, document, now, now)
 

@@ -50,7 +50,10 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             identify = {"userId": text, "traits": {text: text, "email": f"{number}{text}"}}
             server.post("/v1/batch", {"batch": [event]}, headers={"User-Agent": "<b>agent"})
             server.post("/v1/identify", identify)
-            server.post("/v1/group", {"userId": text, "groupId": text, "traits": {text: text}})
+            # A visitor that belongs to the user.
+            server.post("/v1/identify", {"anonymousId": f"{text}!", "traits": {text: text}})
+            group = {"userId": text, "anonymousId": f"{text}!", "groupId": text}
+            server.post("/v1/group", {**group, "traits": {text: text}})
             # Rejected: the event is not a text.
             server.post("/v1/track", {**event, "event": {text: text}, "messageId": f"bad {number}"})
             server.post("/v1/track", event, key=text.encode("ascii", "ignore").decode() or "x")
@@ -133,6 +136,11 @@ def test_every_event_user_and_letter_of_a_stranger_opens(
             continue
         victim.open("user", id=text)
         assert " ".join((escaped or text).split()) in " ".join(victim.text("h1").split())
+        harmless(victim)
+        for query in ({"visitor": f"{text}!"}, {"id": text, "unlink": f"{text}!"}):
+            victim.open("user", **query)
+            assert " ".join((escaped or text).split()) in " ".join(victim.text().split())
+            harmless(victim)
         victim.open("event", origin="api", id=f"{number} {text}")
         harmless(victim)
         victim.open("search", q=text)

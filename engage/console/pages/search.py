@@ -34,7 +34,7 @@ FIELDS: Final = {
     "message_id": "Event",
 }
 #: The kinds of results in the order of the list: first those of which there are few.
-KINDS: Final = ("User", "Event name", "Anonymous id", "Rejected event", "Event")
+KINDS: Final = ("User", "Visitor", "Event name", "Anonymous id", "Rejected event", "Event")
 #: Seconds after which the search reads no other rejected events; they are looked at before others.
 LETTER_SECONDS: Final = 0.1
 
@@ -54,6 +54,8 @@ class Hit:
             return "event", {"origin": self.origin, "id": self.text}
         if self.kind == "Event name":
             return "events", {"name": f'"{self.text}"'}
+        if self.kind == "Visitor":
+            return "user", {"visitor": self.text}
         if self.kind == "Anonymous id":
             return "events", {"user": self.text}
         return ("user" if self.kind == "User" else "letter"), {"id": self.text}
@@ -101,7 +103,9 @@ class SearchHandler(ConsoleHandler):
                 (
                     hit,
                     hit.target(),
-                    await note_on(self, hit.text, note) if hit.kind == "User" else note,
+                    await note_on(self, hit.text, note, visitor=hit.kind == "Visitor")
+                    if hit.kind in ("User", "Visitor")
+                    else note,
                 )
                 for hit, note in shown.items()
             ],
@@ -129,6 +133,8 @@ class SearchHandler(ConsoleHandler):
             if isinstance(store, ProfileStore):
                 if await self.read(store.profile(workspace, wanted)) is not None:
                     hits.append(Hit("User", wanted))
+                if await self.read(store.visitor(workspace, wanted)) is not None:
+                    hits.append(Hit("Visitor", wanted))
                 hits += await self._by_trait(store, wanted)
             if (
                 isinstance(store, DeadLetterStore)
@@ -139,14 +145,16 @@ class SearchHandler(ConsoleHandler):
         return list(dict.fromkeys(hits))
 
     async def _by_trait(self, store: ProfileStore, text: str) -> list[Hit]:
-        """Return the users of whom a declared identifier trait has this value."""
-        found: list[str] = []
+        """Return the users, and the visitors without one, of whom a declared identifier trait has
+        this value."""
+        hits: list[Hit] = []
         for trait in self.workspace.subscription_identifiers:
             value = identifier_value(trait, text)
-            if value is not None:
-                users = await self.read(store.find_users(self.workspace.id, trait, [value]))
-                found += (users or {}).get(value, ())
-        return [Hit("User", user) for user in found]
+            for kind, find in (("User", store.find_users), ("Visitor", store.find_visitors)):
+                if value is not None:
+                    found = await self.read(find(self.workspace.id, trait, [value]))
+                    hits += [Hit(kind, one) for one in (found or {}).get(value, ())]
+        return hits
 
     async def _users_beginning(self, text: str) -> list[Hit]:
         """Return the users whose ids, in the usual capitals, or identifiers begin with a text."""

@@ -1,23 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``/users`` and ``/user``: the users of a workspace, and one of them with all that is known."""
+"""``/users`` and ``/user``: the users of a workspace, and one user or visitor with all that is
+known."""
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from typing import Any, Final
 
+from tornado.web import HTTPError
+
 from engage.api import (
+    EngageError,
     EventFilter,
     ProfileStore,
+    StorageUnavailable,
     SubscriptionRecord,
     SubscriptionStore,
     UserProfile,
+    VisitorProfile,
 )
 from engage.console.base import ConsoleHandler
 from engage.console.display.formats import LONGEST, ROWS, one_line
 from engage.console.pages.events import search_events
 from engage.errors import quote
+from engage.pipeline.operator import decide_link
 from engage.pipeline.replay import MAX_SHOWN
 from engage.upkeep.live import RING, Row, Wanted, row_of_event
 
@@ -35,7 +43,9 @@ def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def summary_of(user: UserProfile, identifiers: Sequence[str]) -> list[tuple[str, str]]:
+def summary_of(
+    user: UserProfile | VisitorProfile, identifiers: Sequence[str]
+) -> list[tuple[str, str]]:
     """Return the first traits: those by which users are looked up, then the others."""
     known = [name for name in identifiers if name in user.traits]
     others = [name for name in user.traits if name not in known]
@@ -43,19 +53,24 @@ def summary_of(user: UserProfile, identifiers: Sequence[str]) -> list[tuple[str,
     return [(name, one_line(_as_text(user.traits[name]), LONGEST)) for name in names]
 
 
-async def note_on(handler: ConsoleHandler, user_id: str, events: str = "") -> str:
-    """Return a line about the user of an id: the first traits.
+async def note_on(
+    handler: ConsoleHandler, name: str, events: str = "", *, visitor: bool = False
+) -> str:
+    """Return a line about the user or visitor of an id: whom it belongs to, and the first traits.
 
     :param events: how many events have this id, in words; for a user without traits.
     """
     store, workspace = handler.console.store, handler.workspace
     if not isinstance(store, ProfileStore):
         return events
-    user = await handler.read(store.profile(workspace.id, user_id))
-    if user is None:
-        return events if handler.outage else f"No profile yet; {events}".removesuffix("; ")
-    traits = summary_of(user, workspace.subscription_identifiers)
-    return " · ".join(f"{name} {value}" for name, value in traits) or events
+    found = await handler.read((store.visitor if visitor else store.profile)(workspace.id, name))
+    if found is None:
+        known = handler.outage or visitor
+        return events if known else f"No profile yet; {events}".removesuffix("; ")
+    traits = summary_of(found, workspace.subscription_identifiers)
+    owner = found.user_id if visitor else None
+    notes = [] if owner is None else [f"belongs to the user {owner}"]
+    return " · ".join(notes + [f"{trait} {value}" for trait, value in traits]) or events
 
 
 class UsersHandler(ConsoleHandler):
@@ -102,49 +117,106 @@ class UsersHandler(ConsoleHandler):
 
 
 class UserHandler(ConsoleHandler):
-    """One user."""
+    """The user ``id``, or else the visitor with this id; or the visitor ``visitor``."""
 
     async def get(self) -> None:
-        """Show the user."""
-        store = self.console.store
-        user_id = self.exact("id")
-        workspace = self.workspace
-        user = None
+        """Show the user or the visitor."""
+        await self._show()
+
+    async def post(self) -> None:
+        """Undo the link of an anonymous id, or restore it."""
+        action = self.get_body_argument("action", "")
+        if action not in ("unlink", "link"):
+            raise HTTPError(400, reason="This page has no such action")
+        user_id, anonymous_id = self.exact("id"), self.exact("anonymous_id")
+        workspace, linked, now = self.workspace.id, action == "link", self.console.now()
+        try:
+            await self.console.reader.read(
+                decide_link(
+                    self.console.store, workspace, user_id, anonymous_id, linked=linked, now=now
+                )
+            )
+        except StorageUnavailable:
+            raise
+        except EngageError as error:
+            self.set_status(400)
+            await self._show(str(error))
+            return
+        done = f"{action}ed"
+        await self.record_audit(
+            f"anonymous-id-{done}", workspace=workspace, user=user_id, anonymousId=anonymous_id
+        )
+        self.go("user", workspace=workspace, id=user_id, done=done, anonymous_id=anonymous_id)
+
+    async def _show(self, error: str = "") -> None:
+        store, workspace = self.console.store, self.workspace
+        name = self.exact("visitor") or self.exact("id")
+        user, visitor, linked = None, None, list[tuple[str, VisitorProfile | None]]()
         if isinstance(store, ProfileStore):
-            user = await self.read(store.profile(workspace.id, user_id))
+            if not self.exact("visitor"):
+                user = await self.read(store.profile(workspace.id, name))
+            visitor = await self.read(store.visitor(workspace.id, name))
+            after = self.cursor("after") or ""
+            ids = [one for one in (user.anonymous_ids if user else ()) if one > after]
+            linked = [
+                (one, await self.read(store.visitor(workspace.id, one))) for one in ids[:ROWS]
+            ]
+        profile = user or visitor
+        is_visitor = user is None and (visitor is not None or bool(self.exact("visitor")))
         choices: dict[str, bool] = {}
         history: list[SubscriptionRecord] = []
         if isinstance(store, SubscriptionStore):
-            choices = dict(await self.read(store.state(workspace.id, user_id)) or {})
-            page = await self.read(store.history(workspace.id, user_id, after=None, limit=CHOICES))
+            choices = dict(await self.read(store.state(workspace.id, name)) or {})
+            page = await self.read(store.history(workspace.id, name, after=None, limit=CHOICES))
             history = [] if page is None else list(page.items[::-1])
-        wanted = EventFilter(workspace_id=workspace.id, user_id=user_id)
+        wanted = EventFilter(workspace_id=workspace.id, user_id=name)
+        if is_visitor:
+            wanted = EventFilter(workspace_id=workspace.id, begins=[(["anonymous_id"], name)])
         found = await search_events(self, wanted)
-        nothing = user is None and not found.events and found.cursor is None and not history
-        if nothing and self.outage is None:
+        events = [event for event in found.events if name in (event.user_id, event.anonymous_id)]
+        nothing = profile is None and not events and found.cursor is None and not history
+        if nothing and self.outage is None and not error:
             self.set_status(404)
         names = {group.id: group.name for group in workspace.subscription_groups}
         self.page(
             "user.html",
-            title=user_id,
+            title=name,
             nav="users",
-            user_id=user_id,
+            own_id=name,  # Loops of the templates have a ``name``.
             user=user,
+            visitor=visitor,
+            profile=profile,
+            is_visitor=is_visitor,
+            linked=linked,
+            more=ids[:ROWS][-1] if user and ids[ROWS:] else None,
+            error=error,
+            done=self.get_query_argument("done", ""),
+            decided=self.exact("anonymous_id"),
+            unlink=self.exact("unlink"),
+            user_page=functools.partial(self.link, "user", workspace=workspace.id),
+            # A text in quotation marks is a whole user id, but no anonymous id.
+            events=self.link(
+                "events", workspace=workspace.id, user=name if is_visitor else f'"{name}"'
+            ),
+            config=self.console.config,
             supported=isinstance(store, ProfileStore),
-            traits=[] if user is None else self._traits(user),
+            traits=[] if profile is None else self._traits(profile),
             text=""
-            if user is None
+            if profile is None
             else quote(
-                json.dumps(dict(user.traits), ensure_ascii=False, indent=2, default=str), MAX_SHOWN
+                json.dumps(dict(profile.traits), ensure_ascii=False, indent=2, default=str),
+                MAX_SHOWN,
             ),
             choices=[(names.get(group, group), on) for group, on in sorted(choices.items())],
             history=history,
             names=names,
-            rows=[row_of_event(event) for event in found.events],
+            rows=[row_of_event(event) for event in events],
             found=found,
         )
 
-    def _traits(self, user: UserProfile) -> list[tuple[str, str, int | None, bool]]:
+    def _traits(
+        self, user: UserProfile | VisitorProfile
+    ) -> list[tuple[str, str, int | None, bool]]:
         """Return (name, value, when it was set, whether users are looked up by it)."""
         identifiers = self.workspace.subscription_identifiers
         return [

@@ -46,7 +46,7 @@ function fill(row, view) {
     definition.append(value);
     facts.append(element("dt", name), definition);
   }
-  const words = { event: "Open the event", letter: "Fix and replay", user: "Show the user" };
+  const words = { event: "Open the event", letter: "Fix and replay", user: "Show the user", visitor: "Show the visitor" };
   for (const [kind, href] of Object.entries(view.links)) {
     const link = element("a", words[kind], "button small");
     link.href = href;

@@ -259,6 +259,46 @@ async def test_the_search_lists_everything_that_it_finds(kind: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", STORAGES)
+async def test_the_search_finds_visitors(kind: str, tmp_path: Path) -> None:
+    async with console_on(kind, tmp_path) as (store, client):
+        visits = {"v": "v@example.com", "w": "shared@example.com", "x": "x@example.com"}
+        await store_all(
+            store,
+            *(
+                event(f"m{one}", type="identify", anonymous_id=one, traits={"email": email})
+                for one, email in visits.items()
+            ),
+            identify("m-ann", "ann", traits={"email": "shared@example.com"}),
+            identify("m-bob", "bob"),
+            event("m-link", user_id="bob", anonymous_id="x", at=1),
+            event("m-name", user_id="u", event="x", at=1),
+        )
+        for text, target in (
+            ("v", "user?workspace=acme&visitor=v"),
+            ("V@example.com ", "user?workspace=acme&visitor=v"),
+            # A visitor that belongs to a user is found as this user.
+            ("x@example.com", "user?workspace=acme&id=bob"),
+        ):
+            answer = await client.get("search", params={"q": text})
+            assert (answer.status_code, answer.headers["Location"]) == (303, target), text
+            assert (await client.get(target)).status_code == 200
+        found = results(await client.get("search?q=shared@example.com"))
+        assert found == [
+            ("User", "ann", "email shared@example.com"),
+            ("Visitor", "w", "email shared@example.com"),
+        ]
+        # The id of a visitor and of a user.
+        await store_all(store, identify("m-x", "w", 2))
+        assert results(await client.get("search?q=w"))[:2] == [
+            ("User", "w", "1 event has this user id"),
+            ("Visitor", "w", "email shared@example.com"),
+        ]
+        assert ("Visitor", "x", "belongs to the user bob · email x@example.com") in results(
+            await client.get("search?q=x")
+        )
+
+
+@pytest.mark.parametrize("kind", STORAGES)
 async def test_the_search_explains_what_it_cannot_find(kind: str, tmp_path: Path) -> None:
     async with console_on(kind, tmp_path) as (store, client):
         await send(store)
