@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """People: users with the visitors that belong to them, merged when they are read.
 
-A page takes one statement for each of: the profiles, their links, traits and memberships.
+A page takes one statement for the profiles, and for each step of them a few for their links, traits
+and memberships.
 """
 
 from __future__ import annotations
