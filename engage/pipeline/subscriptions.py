@@ -240,13 +240,15 @@ class Subscriptions:
         key, value = row["identifierKey"], identifier_value(row["identifierKey"], row["identifier"])
         if key not in workspace.subscription_identifiers:
             raise from_problems([Problem("/identifierKey", "is not in subscription_identifiers")])
-        page: Page[str] = Page((), "")
-        found = False
-        while value is not None and page.cursor is not None:
-            page = await self._holders((workspace.id, key, ""), value, page.cursor or None)
+        store, after, found = self._store, None, False
+        while value is not None and isinstance(store, ProfileStore):
+            async with within(self._timeout):
+                page = await store.holders(workspace.id, key, value, after=after, limit=STEP)
             for one in page.items:
                 found = True
                 yield one
+            if (after := page.cursor) is None:
+                break
         if not found:
             raise from_problems([Problem("/identifier", "belongs to no user and no visitor")])
 

@@ -200,61 +200,62 @@ def test_a_later_choice_is_kept(config: Path) -> None:
 HEAD = b"workspaceId,userId,identifierKey,identifier,groupId,subscribed,updatedAt\n"
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        (b",u,,,nws,true,", "groupId: is not a subscription group of the workspace"),
-        (b",,,,news,true,", "a userId, an anonymousId, or an identifierKey with an identifier is"),
-        (b",,email,,news,true,", "a userId, an anonymousId, or an identifierKey with an"),
-        (b"other,u,,,news,true,", "workspaceId: is not acme"),
-        (b",u,,,news,maybe,", 'subscribed: must be true or false, not "maybe"'),
-        (b",u,,,news,,", "subscribed: is required"),
-        (b",u,,,news,true,2099-01-01", "updatedAt: must be between 1970 and now"),
-        (b",u,,,news,true,1969-12-31", "updatedAt: must be between 1970 and now"),
-        (b",u,,,news,true,2025-02-30", "updatedAt: must be an existing time"),
-        (b",u,,,news,true,yesterday", "updatedAt: "),
-        (b", ,,,news,true,", "userId: must not be blank"),
-        (b"," + b"u" * 513 + b",,,news,true,", "userId: is too long (513 characters"),
-        (b",,plan,pro,news,true,", "identifierKey: is not in subscription_identifiers"),
-        (b",,email,no@b.c,news,true,", "identifier: belongs to no user and no visitor"),
-        (b",,email,\xe4,news,true,", "is not UTF-8"),
-        (b",u,news,true", "has 4 fields, and the first line has 7"),
-    ],
-)
-def test_a_wrong_row_is_named_and_the_others_are_imported(
-    config: Path, row: bytes, message: str
-) -> None:
+WRONG_ROWS = [
+    (b",u,,,nws,true,", "groupId: is not a subscription group of the workspace"),
+    (b",,,,news,true,", "a userId, an anonymousId, or an identifierKey with an identifier is"),
+    (b",,email,,news,true,", "a userId, an anonymousId, or an identifierKey with an"),
+    (b"other,u,,,news,true,", "workspaceId: is not acme"),
+    (b",u,,,news,maybe,", 'subscribed: must be true or false, not "maybe"'),
+    (b",u,,,news,,", "subscribed: is required"),
+    (b",u,,,news,true,2099-01-01", "updatedAt: must be between 1970 and now"),
+    (b",u,,,news,true,1969-12-31", "updatedAt: must be between 1970 and now"),
+    (b",u,,,news,true,2025-02-30", "updatedAt: must be an existing time"),
+    (b",u,,,news,true,yesterday", "updatedAt: "),
+    (b", ,,,news,true,", "userId: must not be blank"),
+    (b"," + b"u" * 513 + b",,,news,true,", "userId: is too long (513 characters"),
+    (b",,plan,pro,news,true,", "identifierKey: is not in subscription_identifiers"),
+    (b",,email,no@b.c,news,true,", "identifier: belongs to no user and no visitor"),
+    (b",,email,\xe4,news,true,", "is not UTF-8"),
+    (b",u,news,true", "has 4 fields, and the first line has 7"),
+]
+
+
+def test_a_wrong_row_is_named_and_the_others_are_imported(config: Path) -> None:
     good = b',"ann",,,news,true,\n\n'
-    result = load(config, HEAD + good + row + b"\n" + good.replace(b"ann", b"bob"))
+    wrong = b"".join(row + b"\n" for row, _ in WRONG_ROWS)
+    result = load(config, HEAD + good + wrong + good.replace(b"ann", b"bob"))
     assert (result.exit_code, result.stdout) == (1, "2 choices imported\n")
-    first, last = result.stderr.splitlines()
-    assert first.startswith(f"engage: line 4: {message}")
-    assert last == "engage: 1 of 3 rows refused"
+    *lines, last = result.stderr.splitlines()
+    for number, (line, (_, message)) in enumerate(zip(lines, WRONG_ROWS, strict=True), 4):
+        assert line.startswith(f"engage: line {number}: {message}")
+    assert last == f"engage: {len(WRONG_ROWS)} of {len(WRONG_ROWS) + 2} rows refused"
     assert {one[0] for one in choices(config)} == {"ann", "bob"}
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("[1]", "must be a JSON object"),
-        ("{", "is not JSON: "),
-        ('{"userId": "u", "group": "news"}', '"group" is unknown; there are workspaceId, userId'),
-        ('{"userId": 1.0, "groupId": "news", "subscribed": true}', "userId: must be a string or"),
-        ('{"userId": "u", "groupId": "news", "subscribed": 1}', "subscribed: must be true or"),
-        (
-            '{"userId": "u", "groupId": "news", "subscribed": true, "updatedAt": "1750000000"}',
-            "updatedAt: ",
-        ),
-        (
-            '{"userId": "u", "groupId": "news", "subscribed": true, "how": ""}',
-            "how: must have at least 1 characters",
-        ),
-    ],
-)
-def test_a_wrong_line_of_ndjson_is_named(config: Path, line: str, message: str) -> None:
+WRONG_LINES = [
+    ("[1]", "must be a JSON object"),
+    ("{", "is not JSON: "),
+    ('{"userId": "u", "group": "news"}', '"group" is unknown; there are workspaceId, userId'),
+    ('{"userId": 1.0, "groupId": "news", "subscribed": true}', "userId: must be a string or"),
+    ('{"userId": "u", "groupId": "news", "subscribed": 1}', "subscribed: must be true or"),
+    (
+        '{"userId": "u", "groupId": "news", "subscribed": true, "updatedAt": "1750000000"}',
+        "updatedAt: ",
+    ),
+    (
+        '{"userId": "u", "groupId": "news", "subscribed": true, "how": ""}',
+        "how: must have at least 1 characters",
+    ),
+]
+
+
+def test_a_wrong_line_of_ndjson_is_named(config: Path) -> None:
     good = '{"userId": "ann", "groupId": "news", "subscribed": true}\n'
-    result = load(config, good + line + "\n" + good.replace("ann", "bob"))
-    assert result.stderr.startswith(f"engage: line 2: {message}")
+    wrong = "".join(line + "\n" for line, _ in WRONG_LINES)
+    result = load(config, good + wrong + good.replace("ann", "bob"))
+    lines = result.stderr.splitlines()[:-1]
+    for number, (line, (_, message)) in enumerate(zip(lines, WRONG_LINES, strict=True), 2):
+        assert line.startswith(f"engage: line {number}: {message}")
     assert {one[0] for one in choices(config)} == {"ann", "bob"}
 
 
