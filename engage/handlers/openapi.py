@@ -22,6 +22,9 @@ __all__ = ["describe", "load_schemas"]
 #: The folders of ``schemas/`` that describe requests and answers.
 _FOLDERS: Final = ("payloads", "answers")
 
+#: A row of a file that is imported, not of a request.
+_ROW: Final = "choice.json"
+
 #: Where a write key may be, besides the body.
 _KEYS: Final[Mapping[str, Any]] = {
     "writeKey": {
@@ -50,7 +53,7 @@ def load_schemas() -> dict[str, dict[str, Any]]:
     found = {"error": json.loads(root.joinpath("error.json").read_bytes())}
     for folder in _FOLDERS:
         for file in root.joinpath(folder).iterdir():
-            if file.name.endswith(".json"):
+            if file.name.endswith(".json") and file.name != _ROW:
                 name = f"{folder}-{file.name.removesuffix('.json')}"
                 found[name] = json.loads(file.read_bytes())
     return dict(sorted(found.items()))

@@ -65,8 +65,8 @@ class Schemas:
     """The payload schemas, compiled once.
 
     A kind is the name of a file in ``schemas/payloads``: an event type, ``item`` (checks only the
-    ``type`` of a batch item), ``batch`` (the envelope), ``subscriptions``, or ``common`` (the
-    fields that all events share).
+    ``type`` of a batch item), ``batch`` (the envelope), ``subscriptions``, ``choice`` (a row of an
+    import of subscription choices), or ``common`` (the fields that all events share).
     """
 
     def __init__(self, documents: Mapping[str, Mapping[str, Any]]) -> None:

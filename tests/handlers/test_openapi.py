@@ -37,6 +37,7 @@ def test_the_description_has_every_schema(document: dict[str, Any]) -> None:
         str(path.relative_to(SCHEMAS).with_suffix("")).replace("/", "-")
         for folder in ("payloads", "answers")
         for path in (SCHEMAS / folder).glob("*.json")
+        if path.stem != "choice"  # A row of an import.
     }
     components = set(document["components"]["schemas"])
     assert {name for name in components if not name.startswith("payloads-common-")} == packaged | {

@@ -196,7 +196,8 @@ def test_every_rule_without_a_message_has_a_default() -> None:
 
 
 def test_every_type_of_event_has_a_schema() -> None:
-    assert set(SCHEMAS.documents) == {*EVENT_TYPES, "common", "item", "batch", "subscriptions"}
+    others = {"common", "item", "batch", "subscriptions", "choice"}
+    assert set(SCHEMAS.documents) == {*EVENT_TYPES, *others}
     for kind in EVENT_TYPES:
         assert SCHEMAS.documents[kind]["properties"]["type"]["enum"] == [kind, None]
     assert SCHEMAS.documents["item"]["properties"]["type"]["enum"] == list(EVENT_TYPES)
