@@ -424,7 +424,9 @@ class StorageContext:
 
 #: What a helper process runs: a function of a module, or a :func:`functools.partial` of one with
 #: arguments that can be pickled. It gets a socket, and returns when that can be read or is closed:
-#: all other processes of the server have ended then. Signals do not end it.
+#: all other processes of the server have ended then. Signals do not end it. It may send ``beat``
+#: and a newline there about once a second: from the first one on, it is killed and started again if
+#: it sends none for ``server.hang_timeout``.
 Helper = Callable[[socket.socket], None]
 
 #: Makes a storage from its validated options. Import the driver here, not at the module's top.

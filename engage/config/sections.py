@@ -75,6 +75,8 @@ class ServerConfig:
     max_connections: int = default("server.max_connections")
     #: Maximum time from SIGTERM to the end of the process.
     shutdown_grace: float = default("server.shutdown_grace")
+    #: A process whose event loop has not turned for this time is killed and replaced.
+    hang_timeout: float = default("server.hang_timeout")
     #: Time from SIGTERM until the server stops accepting connections.
     shutdown_delay: float = default("server.shutdown_delay")
     metrics_host: str = default("server.metrics_host")

@@ -8,9 +8,12 @@ only for those who read the list of processes.
 The child and its parent are connected by a socket pair, the channel. The parent sends the
 :class:`Setup`, and the line ``drain`` to stop the child. The child sends the line ``ready`` (the
 console adds its URL and whether the storage has answered), or ``failed`` and the reason; a loader
-sends ``state`` each second. If the parent dies, the channel closes and the child exits at once.
-That loses nothing, because only durable events are acknowledged; an orphan would block the port and
-the database file for the next server.
+sends ``state`` each second. The event loop sends ``beat`` all the time: without it, the child
+hangs, and the parent kills it. SIGUSR1 makes its main thread send its stack, whatever it does.
+
+If the parent dies, the channel closes and the child exits at once. That loses nothing, because only
+durable events are acknowledged; an orphan would block the port and the database file for the next
+server.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import dataclasses
+import faulthandler
 import json
 import logging
 import os
@@ -40,11 +44,21 @@ if TYPE_CHECKING:
     from engage.server.load.process import LoaderProcess
     from engage.server.worker import Worker
 
-__all__ = ["BLOCKED", "ConsoleSetup", "Setup", "main", "receive_setup", "send_setup"]
+__all__ = [
+    "BEAT_SECONDS",
+    "BLOCKED",
+    "ConsoleSetup",
+    "Setup",
+    "main",
+    "receive_setup",
+    "send_setup",
+]
 
 _log = logging.getLogger(__name__)
 #: Signals that stay blocked in a new child until it can handle them.
 BLOCKED = {signal.SIGINT, signal.SIGTERM}
+#: Seconds between two heartbeats of a child: a small part of ``server.hang_timeout``.
+BEAT_SECONDS = 0.5
 
 _LENGTH = struct.Struct("!I")
 _PR_SET_PDEATHSIG = 1
@@ -139,6 +153,7 @@ def main(channel_fd: int, listening_fd: int | None = None) -> int:
     # Only the parent reacts to Ctrl-C; it sends "drain". SIGTERM drains this child only.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = socket.socket(fileno=channel_fd)
+    faulthandler.register(signal.SIGUSR1, file=channel_fd, all_threads=False)
     try:
         setup = receive_setup(channel)
     except EOFError:
@@ -260,11 +275,17 @@ async def _run(
                 process.stop()
         os._exit(1)
 
-    reading = asyncio.create_task(read_commands(), name="read_commands")
+    async def beat() -> None:
+        while True:
+            writer.write(b"beat\n")
+            await asyncio.sleep(BEAT_SECONDS)
+
+    tasks = [asyncio.create_task(task()) for task in (read_commands, beat)]
     try:
         return await process.run()
     finally:
-        reading.cancel()
+        for task in tasks:
+            task.cancel()
         writer.close()
 
 

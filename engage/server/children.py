@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Child processes of the supervisor: start one, hear when it is ready, tell it to drain."""
+"""Child processes of the supervisor: start one, hear when it is ready, tell it to drain.
+
+A child whose event loop does not turn sends no heartbeat. It is killed, and then replaced like one
+that died. A child that waits for something, such as an answer of the storage, does send heartbeats.
+The time for which a child waits for a processor does not count: on a machine that is too slow,
+replacements would make it slower.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +13,28 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import logging
+import math
 import os
 import signal
 import socket
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from engage.server.child import BLOCKED, Setup, send_setup
+from engage.server.child import BEAT_SECONDS, BLOCKED, Setup, send_setup
 from engage.server.metrics_endpoint import SHARED_FOLDER_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 __all__ = ["Child", "start_child"]
+
+_log = logging.getLogger(__name__)
+
+#: Seconds without a report after which a child is killed that is not ready yet: on a slow machine,
+#: its event loop does not turn for a while, because it loads the application.
+START_SECONDS: Final = 60.0
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -39,6 +53,13 @@ class Child:
     state: tuple[float, Mapping[str, Any]] | None = None
     #: Reads the reports of the child.
     reading: asyncio.Task[None] | None = None
+    #: Whether it has sent a heartbeat; a helper process of a plugin may send none.
+    beats: bool = False
+    draining: bool = False
+    #: Whether it was killed because it sent no heartbeat.
+    hung: bool = False
+    #: Where it is, as it has shown.
+    stack: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def reason(self) -> str | None:
@@ -48,6 +69,7 @@ class Child:
 
     def drain(self) -> None:
         """Tell the child to finish its requests and to exit."""
+        self.draining = True
         self.writer.write(b"drain\n")
 
     def kill(self) -> None:
@@ -97,18 +119,83 @@ async def start_child(setup: Setup, inherited: Sequence[socket.socket] = ()) -> 
 
 
 async def _read_reports(child: Child, reader: asyncio.StreamReader) -> None:
-    """Read the reports of a child until it has exited."""
+    """Read the reports of a child until it has exited; kill it if it sends none."""
+    silent = 0.0
     with contextlib.suppress(OSError):
-        while line := await reader.readline():
-            report, _, value = line.rstrip(b"\n").partition(b" ")
-            if report == b"state":
-                child.state = time.monotonic(), json.loads(value)
-            if child.started.done():
+        while True:
+            began, waited = time.monotonic(), _waited(child.process.pid)
+            try:
+                async with asyncio.timeout(BEAT_SECONDS):
+                    line = await reader.readline()
+            except TimeoutError:
+                # If this process was late itself, because it was stopped or had no processor, then
+                # so was the child.
+                late = time.monotonic() - began > 2 * BEAT_SECONDS
+                waited -= _waited(child.process.pid)
+                silent = 0.0 if late else silent + max(BEAT_SECONDS + waited, 0.0)
+                _judge(child, silent)
                 continue
-            if report == b"ready":
-                child.report = json.loads(value) if value else ()
-                child.started.set_result(True)
-            elif report == b"failed":
-                child.started.set_result(str(json.loads(value)))
+            if not line:
+                break
+            if _take(child, line.rstrip(b"\n")):
+                silent = 0.0
     if not child.started.done():
         child.started.set_result(False)
+
+
+def _waited(pid: int) -> float:
+    """Return for how many seconds the main thread of a process was ready to run, but had no
+    processor; 0 where the system does not tell."""
+    try:
+        with open(f"/proc/{pid}/schedstat", "rb") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def _take(child: Child, line: bytes) -> bool:
+    """Take in a line that a child sent, and return whether its event loop (or helper) sent it."""
+    report, _, value = line.partition(b" ")
+    if report == b"beat":
+        child.beats = True
+        child.stack.clear()
+    elif report == b"state":
+        child.state = time.monotonic(), json.loads(value)
+    elif report == b"ready" and not child.started.done():
+        child.report = json.loads(value) if value else ()
+        child.started.set_result(True)
+    elif report == b"failed" and not child.started.done():
+        child.started.set_result(str(json.loads(value)))
+    else:
+        child.stack.append(line.decode(errors="replace").strip())
+        return False
+    return True
+
+
+def _judge(child: Child, silent: float) -> None:
+    """Kill a child that hangs; first ask it where it is.
+
+    :param silent: seconds since its last report.
+    """
+    limit = child.setup.config.server.hang_timeout
+    if not child.started.done():
+        limit = max(limit, START_SECONDS)
+    elif not child.beats:
+        limit = math.inf
+    if child.draining or child.hung or silent < limit - BEAT_SECONDS:
+        return
+    if silent < limit:
+        child.stack.clear()
+        with contextlib.suppress(ProcessLookupError):
+            child.process.send_signal(signal.SIGUSR1)
+        return
+    stack = [line for line in child.stack if line.startswith("File ")]
+    _log.error(
+        "%s has hung for %.0f s and is killed; it was %s",
+        child.setup.kind_and_number,
+        silent,
+        f"at {stack[0]}" if stack else "stopped, or in a call of the system",
+        extra={"pid": child.process.pid, "stack": stack},
+    )
+    child.hung = True
+    child.kill()

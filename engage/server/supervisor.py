@@ -6,7 +6,8 @@ start later, because the first one creates the store if there is none. If it can
 can the others, and the server exits with its error. A worker that dies later is replaced after a
 pause, which doubles while the replacements die early. After ten deaths within a minute restarts do
 not help: the server exits with status 1, so that a service manager notices. The helper process and
-the console are not counted: see :mod:`engage.server.keepers`.
+the console are not counted: see :mod:`engage.server.keepers`. Nor is a worker that was killed
+because it hung: a request that makes each worker hang must not end the server for all others.
 """
 
 from __future__ import annotations
@@ -188,7 +189,9 @@ class Supervisor:
             except OSError as error:  # Out of processes, memory or file descriptors.
                 _log.error("%s %d could not be started: %s", self.what, number, error)
             now = time.monotonic()
-            self._deaths.append(now)
+            hung = child is not None and child.hung
+            if not hung:
+                self._deaths.append(now)
             if len(self._deaths) == MAX_DEATHS and now - self._deaths[0] < DEATHS_SECONDS:
                 _log.error(
                     "%d %ss died within %d seconds; giving up",
@@ -197,7 +200,7 @@ class Supervisor:
                 self._failed = True
                 self._stopping.set()
                 return
-            early_deaths = 0 if now - started > DEATHS_SECONDS else early_deaths + 1
+            early_deaths = 0 if hung or now - started > DEATHS_SECONDS else early_deaths + 1
             pause = min(RESTART_PAUSE * 2 ** max(early_deaths - 1, 0), MAX_RESTART_PAUSE)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):

@@ -12,6 +12,7 @@ copied again: see :meth:`WalIndex.forget_copied`.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import os
 import sqlite3
@@ -19,12 +20,18 @@ import struct
 import sys
 import threading
 import time
-from typing import ClassVar, Final
+from collections.abc import Callable
+from typing import ClassVar, Final, ParamSpec, TypeVar
 
 from engage.api import StorageUnavailable
 
 from .connection import Settings, connect
 
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+#: Seconds between two calls of :attr:`Settings.alive` during long work.
+_ALIVE: Final = 0.25
 #: Size of the WAL in bytes from which it is copied into the database, without waiting for readers.
 CHECKPOINT_BYTES: Final = 80 * 1024 * 1024
 #: Bytes that the writer copies itself: copying more would delay the next writes.
@@ -151,9 +158,10 @@ class Checkpoints:
             if size - copying.size > REST_BYTES and self._rounds < _ROUNDS:
                 self._copy(size)
                 return
-            done = run(db, "PASSIVE", 0)
+            alive = self._settings.alive
+            done = beside(alive, run, db, "PASSIVE", 0)
             if not done and size >= FORCED_CHECKPOINT_BYTES:
-                run(db, "RESTART", FORCED_CHECKPOINT_WAIT)
+                beside(alive, run, db, "RESTART", FORCED_CHECKPOINT_WAIT)
         finally:
             if self._copying is None:
                 self._rounds = 0
@@ -167,7 +175,7 @@ class Checkpoints:
         :raises OSError: if all of the log is to be copied again, and that cannot be noted.
         """
         if self._copying is not None:
-            self._copying.join(self._settings.timeout)
+            beside(self._settings.alive, self._copying.join, self._settings.timeout)
             if self._copying.is_alive():
                 raise StorageUnavailable(f"{self._settings.path}: the log cannot be copied in time")
             copied, self._copying = self._copying, None
@@ -232,6 +240,25 @@ def sync(descriptor: int) -> None:
         fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
     else:
         os.fsync(descriptor)
+
+
+def beside(
+    alive: Callable[[], None],
+    work: Callable[Arguments, Result],
+    *arguments: Arguments.args,
+    **options: Arguments.kwargs,
+) -> Result:
+    """Return what a function returns that may keep the disk busy for long.
+
+    It runs in a thread: SQLite reports no progress of a checkpoint.
+
+    :param alive: called meanwhile; see :attr:`Settings.alive`.
+    """
+    with concurrent.futures.ThreadPoolExecutor(1, "engage-sqlite-disk") as pool:
+        running = pool.submit(work, *arguments, **options)
+        while concurrent.futures.wait([running], timeout=_ALIVE).not_done:
+            alive()
+        return running.result()
 
 
 def run(db: sqlite3.Connection, mode: str, wait: float) -> bool:

@@ -10,7 +10,7 @@ import functools
 import os
 import sqlite3
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
@@ -63,6 +63,10 @@ SQLITE: Final = sqlite3.sqlite_version + (
 KEY_BYTES: Final = 16
 
 
+def nothing() -> None:
+    """Report to no one; see :attr:`Settings.alive`."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """The settings of the writer and the reader; plain values, so that a helper can get them."""
@@ -80,6 +84,8 @@ class Settings:
     identifiers: Mapping[str, Sequence[str]]
     #: ``thread``, ``process`` or ``auto``.
     writer: str = "auto"
+    #: Called again and again by the process that writes, also during long work: it does not hang.
+    alive: Callable[[], None] = nothing
 
 
 # --------------------------------------------------------------------------------------- errors

@@ -31,6 +31,10 @@ from .tables.profiles import Profiles
 #: Seconds between two attempts to get a lock that another process holds.
 LOCK_PAUSE: Final = 0.0005
 
+#: Steps of SQLite's virtual machine after which a statement reports that it goes on. Even if each
+#: reads a page of a slow disk, this is less than a second; a small write has fewer.
+PROGRESS_STEPS: Final = 1000
+
 #: Seconds that the checkpoint after an error of the disk, or a killed writer, waits for readers.
 _READERS_WAIT: Final = 0.2
 
@@ -121,6 +125,7 @@ class Transactions(FileConnection):
 
     def prepare(self, db: sqlite3.Connection) -> None:
         super().prepare(db)
+        db.set_progress_handler(self.settings.alive, PROGRESS_STEPS)
         self._has_committed = False
         self._configure(db)
         self.is_preparing = self._serving
@@ -213,6 +218,7 @@ class Transactions(FileConnection):
             except sqlite3.OperationalError as error:
                 if primary_code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                     raise
+            self.settings.alive()
             time.sleep(LOCK_PAUSE)
 
     def _failed(self, error: BaseException) -> None:
@@ -232,11 +238,12 @@ class Transactions(FileConnection):
     def _checkpoint_everything(self, db: sqlite3.Connection) -> None:
         # Also after a killed writer: it may have met an error that no one saw.
         self._checkpoints.forget_copied()
-        if not checkpoint.run(db, "TRUNCATE", _READERS_WAIT):
+        alive = self.settings.alive
+        if not checkpoint.beside(alive, checkpoint.run, db, "TRUNCATE", _READERS_WAIT):
             # A reader, for example a backup, may prevent it for minutes.
             self._begin(db)
             try:
-                checkpoint.rewrite_log(self.settings.path)
+                checkpoint.beside(alive, checkpoint.rewrite_log, self.settings.path)
             finally:
                 db.execute("ROLLBACK")
         self._needs_checkpoint = False

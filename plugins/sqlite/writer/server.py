@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import dataclasses
 import gc
 import logging
 import selectors
@@ -36,6 +37,8 @@ from .sockets import WriterSocket, is_foreign, socket_path
 _RETRY: Final = 0.05
 #: Seconds between two looks at the lock and the socket; the pause after an error.
 _TICK: Final = 1.0
+#: Seconds between two heartbeats, of which the parent expects about one a second.
+_BEAT: Final = 0.5
 #: Seconds of one wait while the store is being opened.
 _OPENING: Final = 0.02
 #: While requests wait, other work takes at most this part of the time.
@@ -195,6 +198,7 @@ class Server:
         self._select(timeout)
 
     def _select(self, timeout: float) -> None:
+        self._settings.alive()
         for key, mask in self._selector.select(timeout):
             session: Session | socket.socket | None = key.data
             if session is None:
@@ -275,7 +279,27 @@ def run_helper(settings: Settings, control: socket.socket) -> None:
     """Write a store in the helper process of a server; see :meth:`EventStore.helper`."""
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
+    settings = dataclasses.replace(settings, alive=Heartbeat(control))
     Server(settings, control, listens=True, serving=True).run()
+
+
+class Heartbeat:
+    """Tells the parent of a helper process that the process works; see :data:`Helper`.
+
+    :param channel: to the parent. It does not block: a parent that is stopped reads nothing.
+    """
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._next = 0.0
+
+    def __call__(self) -> None:
+        """Send a heartbeat, unless one was sent a moment ago. May be called from any thread."""
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + _BEAT
+            with contextlib.suppress(OSError):
+                self._channel.send(b"beat\n")
 
 
 class ServerThread:
