@@ -70,6 +70,8 @@ class Ingest:
         :mod:`engage.pipeline.observers`); ``None`` if there are no observers.
     :param alive: called after each write that newly stored an event.
     :param failed: called after each write of events that failed.
+    :param refuses: whether an event with which the storage raises an unexpected error is refused,
+        and a dead letter dropped; otherwise the whole request fails.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Ingest:
         stored: Callable[[Sequence[Event]], None] | None = None,
         alive: Callable[[], None] = lambda: None,
         failed: Callable[[], None] = lambda: None,
+        refuses: bool = True,
     ) -> None:
         self.store = store
         self._metrics = metrics
@@ -106,6 +109,7 @@ class Ingest:
             done=self._written,
             failed=self._write_failed,
             recover=self._recover,
+            refuse=_refused_event if refuses else None,
         )
         self._letters: GroupCommit[DeadLetter, bool] = GroupCommit(
             self._keep,
@@ -115,6 +119,7 @@ class Ingest:
             done=lambda _seconds, _letters, _results: None,
             failed=metrics.storage_error,
             recover=self._recover,
+            refuse=_refused_letter if refuses else None,
         )
         #: Asked before a request is decoded.
         self.admission = Admission(self._events.queue.has_room, wait=QUEUE_WAIT)
@@ -213,7 +218,8 @@ class Ingest:
         if more is not None:
             _log.warning(
                 "a dead letter is not kept: %s%s",
-                f"the {letter.budget} budget is full (limits.{_LIMITS[letter.budget]})"
+                f"the {letter.budget} budget is full (limits.{_LIMITS[letter.budget]}),"
+                " or the storage failed with the letter"
                 if isinstance(self.store, DeadLetterStore)
                 else "the storage keeps no dead letters",
                 more,
@@ -273,6 +279,24 @@ class Ingest:
         except Exception as error:
             return type(error).__name__
         return None
+
+
+def _refused_event(event: Event, error: Exception) -> Outcome:
+    _log.error(
+        "the storage fails with an event, which is refused: %s",
+        type(error).__name__,
+        extra={"workspaceId": event.workspace_id, "type": event.type},
+    )
+    return Outcome(Status.REFUSED, f"the storage failed with this event ({type(error).__name__})")
+
+
+def _refused_letter(letter: DeadLetter, error: Exception) -> bool:
+    _log.error(
+        "the storage fails with a dead letter, which is dropped: %s",
+        type(error).__name__,
+        extra={"workspaceId": letter.workspace_id, "reason": letter.reason},
+    )
+    return False
 
 
 def size_of_events(events: Sequence[Event]) -> tuple[int, int]:

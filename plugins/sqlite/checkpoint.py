@@ -25,13 +25,11 @@ from typing import ClassVar, Final, ParamSpec, TypeVar
 
 from engage.api import StorageUnavailable
 
-from .connection import Settings, connect
+from .connection import ALIVE_SECONDS, Settings, connect
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-#: Seconds between two calls of :attr:`Settings.alive` during long work.
-_ALIVE: Final = 0.25
 #: Size of the WAL in bytes from which it is copied into the database, without waiting for readers.
 CHECKPOINT_BYTES: Final = 80 * 1024 * 1024
 #: Bytes that the writer copies itself: copying more would delay the next writes.
@@ -256,7 +254,7 @@ def beside(
     """
     with concurrent.futures.ThreadPoolExecutor(1, "engage-sqlite-disk") as pool:
         running = pool.submit(work, *arguments, **options)
-        while concurrent.futures.wait([running], timeout=_ALIVE).not_done:
+        while concurrent.futures.wait([running], timeout=ALIVE_SECONDS).not_done:
             alive()
         return running.result()
 

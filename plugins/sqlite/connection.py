@@ -59,6 +59,10 @@ SQLITE: Final = sqlite3.sqlite_version + (
     else f" ({'.'.join(map(str, _RECOMMENDED))} or newer is recommended)"
 )
 
+#: Seconds between two heartbeats of the process that writes, also during long work: the parent
+#: expects about one a second.
+ALIVE_SECONDS: Final = 0.25
+
 #: Length of a key.
 KEY_BYTES: Final = 16
 

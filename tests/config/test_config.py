@@ -83,6 +83,7 @@ def test_every_key_is_loaded(write: Any) -> None:
         max_connections = 10
         shutdown_grace = 3
         shutdown_delay = 1
+        hang_timeout = 3
         metrics_host = "::1"
         metrics_port = 0
         trusted_proxies = ["10.0.0.0/8", "::1"]
@@ -153,6 +154,7 @@ def test_every_key_is_loaded(write: Any) -> None:
         max_connections=10,
         shutdown_grace=3,
         shutdown_delay=1,
+        hang_timeout=3,
         metrics_host="::1",
         metrics_port=0,
         trusted_proxies=("10.0.0.0/8", "::1"),
@@ -281,6 +283,10 @@ def test_a_byte_order_mark_and_crlf_are_accepted(write: Any) -> None:
         ("[server]\nport = 65536\n" + MINIMAL, "server.port: must be at most 65535 (it is 65536)"),
         ("[server]\nport = 8.5\n" + MINIMAL, "server.port: must be an integer, not a number"),
         ("[server]\nworkers = 0\n" + MINIMAL, "server.workers: must be at least 1 (it is 0)"),
+        (
+            "[server]\nhang_timeout = 2.9\n" + MINIMAL,
+            "server.hang_timeout: must be at least 3 (it is 2.9)",
+        ),
         (
             "[server]\nrequest_timeout = 0\n" + MINIMAL,
             "server.request_timeout: must be more than 0",

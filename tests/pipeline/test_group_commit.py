@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -220,6 +220,97 @@ async def test_an_item_that_cannot_be_written_fails_alone() -> None:
     assert target.failed == 2
     assert target.recovered == 0
     assert await target.submit("d") == ["<d>"]
+
+
+def poison(*names: str) -> Callable[[Sequence[Any]], None]:
+    """Return what makes a call fail with these items."""
+
+    def poisoned(items: Sequence[Any]) -> None:
+        if not {*names}.isdisjoint(items):
+            raise OverflowError("a fault of the storage")
+
+    return poisoned
+
+
+def refused(item: Any, error: Exception) -> str:
+    return f"{item}: {type(error).__name__}"
+
+
+async def test_a_poisonous_item_of_a_request_is_refused_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The others are written, also those of the requests that share its call."""
+    target = Target(refuse=refused)
+    target.before = poison("3", "60")
+    names = list(map(str, range(100)))
+    request, other = target.submit(*names), target.submit("a")
+    bad = {"3": "3: OverflowError", "60": "60: OverflowError"}
+    assert await request == [bad.get(name, f"<{name}>") for name in names]
+    assert await other == ["<a>"]
+    assert len(target.calls) < 40
+    assert sum(target.done) == 99
+    assert target.recovered == target.group_commit.queue.items == 0
+    # Not one line for each call.
+    assert caplog.text.count("unexpected error") == 2
+
+
+async def test_a_poisonous_item_alone_is_refused_when_it_fails_twice() -> None:
+    target = Target(refuse=refused)
+    failures = iter([OverflowError()])
+
+    def once(items: Sequence[Any]) -> None:
+        if error := next(failures, None):
+            raise error
+
+    target.before = once
+    assert await target.submit("good") == ["<good>"]
+    target.before = poison("bad")
+    assert await target.submit("bad") == ["bad: OverflowError"]
+    assert target.calls == [["good"], ["good"], ["bad"], ["bad"]]
+
+
+@pytest.mark.parametrize("items", [group_commit._DIVIDING_CALLS // 2, 300])
+async def test_the_calls_that_look_for_poisonous_items_are_limited(items: int) -> None:
+    """Every second item: all of them are found, or the request fails."""
+    target = Target(refuse=refused, max_weight=1000)
+    names = list(map(str, range(items)))
+    target.before = poison(*names[1::2])
+    request = target.submit(*names)
+    if items == 300:
+        with pytest.raises(StorageUnavailable):
+            await request
+    else:
+        assert sum(result.startswith("<") for result in await request) == items / 2
+    assert len(target.calls) <= 1 + group_commit._DIVIDING_CALLS
+
+
+async def test_a_storage_that_fails_with_everything_refuses_few() -> None:
+    """The clients of the others send them again, until the fault is repaired."""
+    target = Target(refuse=refused, max_weight=1000)
+    names = [f"bad{number}" for number in range(30)]
+    target.before = poison(*names)
+    results = [await asyncio.gather(target.submit(one), return_exceptions=True) for one in names]
+    most = group_commit._REFUSED_IN_A_ROW
+    assert [[f"{name}: OverflowError"] for name in names[:most]] == [
+        one for [one] in results[:most]
+    ]
+    assert {type(one) for [one] in results[most:]} == {StorageUnavailable}
+    # It works again.
+    assert await target.submit("good") == ["<good>"]
+    assert await target.submit("bad1") == ["bad1: OverflowError"]
+
+
+async def test_a_storage_that_becomes_unavailable_refuses_nothing() -> None:
+    """While a request is divided."""
+    target = Target(refuse=refused)
+
+    def down(items: Sequence[Any]) -> None:
+        raise OverflowError if len(items) > 1 else StorageUnavailable("no connection")
+
+    target.before = down
+    with pytest.raises(StorageUnavailable):
+        await target.submit("a", "b")
+    assert target.calls == [["a", "b"], ["a", "b"], ["a"]]
 
 
 async def test_an_item_that_makes_the_storage_unavailable_fails_alone() -> None:

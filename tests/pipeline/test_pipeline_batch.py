@@ -7,6 +7,7 @@ import asyncio
 import collections
 import gc
 import gzip
+from collections.abc import Sequence
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import pytest
 
-from engage.api import StorageUnavailable
+from engage.api import Event, StorageUnavailable
 from engage.handlers.events import batch_answer
 from engage.pipeline import items as steps
 from engage.pipeline.items import Items
@@ -81,6 +82,28 @@ async def test_a_batch_is_stored() -> None:
 
 
 TYPES = "must be one of identify, track, page, screen, group, alias"
+
+
+@pytest.mark.parametrize(
+    "error", [OverflowError("too large"), ZeroDivisionError(), KeyError("_id")]
+)
+async def test_an_event_with_which_the_storage_fails_costs_itself_only(error: Exception) -> None:
+    """All others of the batch are stored; it is a rejected item, and a dead letter."""
+
+    def fails(events: Sequence[Event]) -> None:
+        if any(event.message_id in ("7", "31") for event in events):
+            raise error
+
+    core = make_core()
+    core.store.before = fails
+    items = [{**GOOD, "messageId": str(number)} for number in range(50)]
+    result = await send_batch(core, items)
+    assert [rejected.index for rejected in result.rejected] == [7, 31]
+    assert {rejected.error.code for rejected in result.rejected} == {"event_refused"}
+    assert result.accepted == len(core.documents) == 48
+    assert [orjson.loads(letter.item) for letter in core.letters] == [items[7], items[31]]
+    # One that is sent alone, too.
+    assert (await error_of(send_event(core, items[7]))).code == "event_refused"
 
 
 async def test_an_event_that_would_change_a_subscription_elsewhere_is_stored_and_counted() -> None:

@@ -10,6 +10,7 @@ import sqlite3
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -79,11 +80,21 @@ def killed(server: Server) -> list[int]:
     return [line["pid"] for line in server.lines() if "has hung" in line["message"]]
 
 
+def running(server: Server, pids: set[int]) -> set[int]:
+    """Return those of some processes that the server still has."""
+    return pids & server.children()
+
+
 def hang(server: Server, pid: int) -> None:
     """Stop a process, and wait until its parent has killed it."""
     os.kill(pid, signal.SIGSTOP)
     wait_for(lambda: pid not in server.children(), what="the end of the stopped process")
     assert pid in killed(server)
+
+
+def wait_for_number(server: Server, processes: Callable[[Server], set[int]], number: int) -> None:
+    """Wait until so many processes run."""
+    wait_for(lambda: len(processes(server)) == number, what=f"{number} processes")
 
 
 KINDS: dict[str, Callable[[Server], set[int]]] = {
@@ -105,7 +116,7 @@ def test_stopped_processes_are_replaced_under_load(tmp_path: Path, workers: int)
                 victim = min(processes(server))
                 hang(server, victim)
                 number = {"worker": workers}.get(kind, 1)
-                wait_for(lambda p=processes, n=number: len(p(server)) == n, what=f"another {kind}")
+                wait_for_number(server, processes, number)
                 clients.more()
         wait_for(lambda: server.log().count('"message":"console"') == 2, what="another console")
         assert len(killed(server)) == 3
@@ -158,7 +169,7 @@ def test_processes_that_hang_do_not_end_the_server(tmp_path: Path) -> None:
             time.sleep(1)
             for pid in workers:
                 os.kill(pid, signal.SIGSTOP)
-            wait_for(lambda w=workers: not w & server.workers(), what="the ends of all workers")
+            wait_for_number(server, partial(running, pids=workers), 0)
         wait_for(lambda: server.track("after").status_code == 200, what="another worker")
         assert len(killed(server)) == 12
         assert "giving up" not in server.log()

@@ -87,7 +87,12 @@ def start_loader(
         observed.extend(event.message_id for event in events)
 
     ingest = Ingest(
-        store, limits=DEFAULT_LIMITS, write_timeout=2 * timeout, metrics=metrics, stored=stored
+        store,
+        limits=DEFAULT_LIMITS,
+        write_timeout=2 * timeout,
+        metrics=metrics,
+        stored=stored,
+        refuses=False,
     )
 
     loader = Loader(

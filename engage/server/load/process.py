@@ -81,6 +81,8 @@ class Load:
             stored=self._observers.publish if self._observers else None,
             alive=self.readiness.alive,
             failed=self.readiness.write_failed,
+            # The loader divides what fails: the letters of its events must not be dropped.
+            refuses=False,
         )
 
     def loader(self, range_: Range | None = None) -> Loader:

@@ -26,7 +26,7 @@ import msgspec
 
 from engage.api import StorageUnavailable
 
-from ..connection import Settings, unavailable
+from ..connection import ALIVE_SECONDS, Settings, unavailable
 from .lock import WriterLock, alone_message, holder, require_writable
 from .scheduler import Scheduler
 from .session import PROMPT_SECONDS, Session
@@ -37,8 +37,6 @@ from .sockets import WriterSocket, is_foreign, socket_path
 _RETRY: Final = 0.05
 #: Seconds between two looks at the lock and the socket; the pause after an error.
 _TICK: Final = 1.0
-#: Seconds between two heartbeats, of which the parent expects about one a second.
-_BEAT: Final = 0.5
 #: Seconds of one wait while the store is being opened.
 _OPENING: Final = 0.02
 #: While requests wait, other work takes at most this part of the time.
@@ -297,7 +295,7 @@ class Heartbeat:
         """Send a heartbeat, unless one was sent a moment ago. May be called from any thread."""
         now = time.monotonic()
         if now >= self._next:
-            self._next = now + _BEAT
+            self._next = now + ALIVE_SECONDS
             with contextlib.suppress(OSError):
                 self._channel.send(b"beat\n")
 
