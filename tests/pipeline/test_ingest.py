@@ -7,6 +7,7 @@ import asyncio
 import dataclasses
 from collections.abc import Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +17,12 @@ from engage.config import DEFAULT_LIMITS
 from engage.errors import ApiError
 from engage.pipeline import ingest as ingest_module
 from engage.pipeline.ingest import Ingest
-from engage.testing.factories import letter
+from engage.testing.factories import ids, letter
+from support import sqlite
 from support.memory_store import MemoryEvents, MemoryStore
 from support.pipeline import CountingMetrics, make_event, turns
 from support.waiting import eventually
+from support.writer import opened
 
 
 def make(
@@ -43,6 +46,41 @@ async def test_a_refused_event_does_not_affect_others() -> None:
         Status.REFUSED,
         Status.STORED,
     ]
+
+
+@pytest.mark.parametrize("name", [5, object()])
+async def test_an_error_that_names_no_event_does_not_affect_others(
+    tmp_path: Path, name: Any
+) -> None:
+    """No text is no name: the storage raises one error where it writes, and one before."""
+    events = [make_event(str(number)) for number in range(100)]
+    events[42] = dataclasses.replace(events[42], name=name)
+    async with opened(sqlite.make(tmp_path)) as store:
+        ingest = make(store, CountingMetrics())
+        outcomes = await ingest.submit(events, "key")
+        assert outcomes[42].status is Status.REFUSED
+        assert "the storage failed with this event" in str(outcomes[42].reason)
+        assert {outcome.status for outcome in (*outcomes[:42], *outcomes[43:])} == {Status.STORED}
+        assert len(await ids(store, limit=200)) == 99
+        await ingest.close()
+
+
+async def test_a_dead_letter_with_which_the_storage_fails_is_dropped_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, metrics = MemoryStore(), CountingMetrics()
+    ingest = make(store, metrics)
+    letters = [letter(f"l{number}") for number in range(20)]
+    keep = store.keep
+
+    async def failing(kept: Sequence[DeadLetter]) -> Sequence[bool]:
+        if letters[5] in kept:
+            raise OverflowError("too large")
+        return await keep(kept)
+
+    monkeypatch.setattr(store, "keep", failing)
+    assert list(await ingest.keep(letters)) == [one is not letters[5] for one in letters]
+    assert len(store.letters) == 19
 
 
 async def test_observers_get_newly_stored_events() -> None:

@@ -133,7 +133,7 @@ def test_the_killed_process_is_replaced(tmp_path: Path) -> None:
 def test_a_process_that_hangs_means_503(tmp_path: Path) -> None:
     """Its clients get the answer in time, and are served when it goes on."""
     storage = SQLITE.replace("[storage]\n", "[storage]\nwrite_timeout = 1\n")
-    with start_server(tmp_path, storage=storage) as server:
+    with start_server(tmp_path, storage=storage, server="hang_timeout = 600") as server:
         os.kill(server.helper, signal.SIGSTOP)
         answer = server.track("during")
         assert (answer.status_code, answer.json()["code"]) == (503, "storage_unavailable")
@@ -157,8 +157,9 @@ def test_a_stopped_worker_does_not_stop_the_others(tmp_path: Path) -> None:
     """It has sent requests, and reads no answers; afterwards it goes on, and nothing is lost."""
     # No request of the stopped worker may time out on a slow machine.
     storage = SQLITE.replace("[storage]\n", "[storage]\nwrite_timeout = 60\n")
+    hang = "hang_timeout = 600"
     with (
-        start_server(tmp_path, workers=4, storage=storage) as server,
+        start_server(tmp_path, workers=4, storage=storage, server=hang) as server,
         contextlib.ExitStack() as stack,
     ):
         workers = wait_for(

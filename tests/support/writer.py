@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -59,6 +60,9 @@ async def opened(store: SqliteStorage) -> AsyncIterator[SqliteStorage]:
 async def helper(tmp_path: Path, *, write_timeout: float = 30) -> AsyncIterator[None]:
     """Keep the helper process of a store running, as a server does."""
     config = load_config(config_file(tmp_path, "helper"))
+    # Tests stop the process for a while.
+    server = dataclasses.replace(config.server, hang_timeout=600)
+    config = dataclasses.replace(config, server=server)
     run = make(tmp_path, timeout=write_timeout).helper()
     keeper = HelperKeeper(Setup(config, 0, True, (), helper=run))
     keeping = asyncio.create_task(keeper.run())
