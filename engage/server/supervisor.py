@@ -219,7 +219,7 @@ class Supervisor:
         forget_process(child.process.pid)
         self._shares.leave(child.setup.number)
         if self._stopping.is_set():
-            self._failed |= status != 0
+            self._failed |= status != 0 and not child.hung
             return False
         about = {"pid": child.process.pid}
         if status == 0:  # After a SIGTERM to this worker.

@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from engage.server.supervisor import MAX_DEATHS
 from support.console import CONSOLE, console_url
 from support.exactly_once import check_exactly_once
 from support.examples import install
@@ -161,17 +162,15 @@ def test_a_plugin_that_does_not_return_is_named(tmp_path: Path, event: str) -> N
 
 def test_processes_that_hang_do_not_end_the_server(tmp_path: Path) -> None:
     """As many as would end it if they died."""
-    with start_server(tmp_path, workers=6, server=HANG) as server:
-        for _ in range(2):
-            workers = wait_for(lambda: len(now := server.workers()) == 6 and now)
-            # One that is not ready yet has longer.
-            assert server.track("m").status_code == 200
-            time.sleep(1)
-            for pid in workers:
-                os.kill(pid, signal.SIGSTOP)
-            wait_for_number(server, partial(running, pids=workers), 0)
+    with start_server(tmp_path, workers=MAX_DEATHS, server=HANG) as server:
+        workers = wait_for(lambda: len(now := server.workers()) == MAX_DEATHS and now)
+        # Those that are not ready then have longer.
+        time.sleep(8)
+        for pid in workers:
+            os.kill(pid, signal.SIGSTOP)
+        wait_for_number(server, partial(running, pids=workers), 0)
         wait_for(lambda: server.track("after").status_code == 200, what="another worker")
-        assert len(killed(server)) == 12
+        assert len(killed(server)) == MAX_DEATHS
         assert "giving up" not in server.log()
         assert server.stop() == 0
 
