@@ -69,7 +69,7 @@ class Time(click.ParamType[int]):
     type=click.Choice(("ndjson", "csv")),
     default="ndjson",
     show_default=True,
-    help="csv: only of subscriptions.",
+    help="Only subscriptions can be CSV.",
 )
 @click.option("--after", metavar="CURSOR", help="Continue an export that had read up to CURSOR.")
 @click.pass_context

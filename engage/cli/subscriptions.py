@@ -186,8 +186,13 @@ def _read(
     reader = csv.reader(everything, strict=True)
     names = [name.strip() for name in next(reader, ())]
     absent = [name for name in ("groupId", "subscribed") if name not in names]
-    if absent or (problem := _unknown(names, columns)):
-        raise EngageError(f"line 1: {f'there is no column {absent[0]}' if absent else problem}")
+    if absent:
+        found = quote(", ".join(names)) or "nothing"
+        raise EngageError(
+            f"line 1: there is no column {absent[0]}, only {found}; commas separate the columns"
+        )
+    if problem := _unknown(names, columns):
+        raise EngageError(f"line 1: {problem}")
     while True:
         number = reader.line_num + 1
         try:

@@ -62,10 +62,10 @@ def show(
 ) -> None:
     """Print what is known of a user, or of a visitor.
 
-    ID is a user id, or the anonymous id of a visitor. Printed are the profile (traits, groups,
-    anonymous ids, and when the user was seen first and last), the subscription choices, and the
-    newest events with this id. There may be events without a profile: only identify, group and
-    alias calls make one. The exit status is 1 if there is neither.
+    ID is a user id, or the anonymous id of a visitor. The command prints the profile (traits,
+    groups, anonymous ids, and when the user was seen first and last), the subscription choices,
+    and the newest events with this id. A track, page or screen call makes no profile, so there may
+    be events without one. The exit status is 1 if nothing is known of the id.
     """
     config, workspace = load_chosen(config_path, workspace_id)
     found = with_store(ctx, config, lambda store: _look_up(store, workspace, user))
@@ -150,7 +150,8 @@ async def _look_up(store: EventStore, workspace: str, name: str) -> _Known:
             click.echo("engage: older events were not searched", err=True)
             break
     if user is None and visitor is None and not choices and not events:
-        raise EngageError(f"the workspace {workspace!r} has no user {name!r}, and no such events")
+        known = "user, visitor or event with the id"
+        raise EngageError(f"the workspace {workspace!r} has no {known} {name!r}")
     return _Known(
         user=user,
         visitor=visitor,
@@ -179,7 +180,7 @@ def remove_trait(
     *,
     anonymous_id: bool,
 ) -> None:
-    """Remove traits of a user.
+    """Remove traits of a user, or of a visitor.
 
     The user no longer has the traits, is not found by them, and has room for others, until a client
     sets them again. That is also true of traits that a visitor brought. The removal is an event,

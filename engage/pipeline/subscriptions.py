@@ -28,7 +28,7 @@ from engage.api import (
     SubscriptionStore,
     identifier_value,
 )
-from engage.errors import ApiError, Problem, from_problems, overloaded, pointer, quote
+from engage.errors import MAX_ERRORS, ApiError, Problem, from_problems, overloaded, pointer, quote
 from engage.pipeline.ids import uuid7
 from engage.pipeline.normalise import parse_field
 from engage.upkeep.time_limit import within
@@ -368,8 +368,9 @@ def _check_groups(workspace: Workspace, places: Mapping[str, str]) -> None:
     :raises ApiError: 400 ``unknown_subscription_group``.
     """
     known = {group.id for group in workspace.subscription_groups}
+    there = ", ".join(sorted(known)[:MAX_ERRORS]) or "it has none"
     unknown = [
-        Problem(place, "is not a subscription group of the workspace")
+        Problem(place, f"is not a subscription group of the workspace ({there})")
         for group, place in places.items()
         if group not in known
     ]

@@ -261,9 +261,12 @@ def test_a_wrong_line_of_ndjson_is_named(config: Path) -> None:
 
 def test_a_file_that_cannot_be_read_is_refused(config: Path) -> None:
     for head, message in (
-        ("", "line 1: there is no column groupId"),
+        ("", "line 1: there is no column groupId, only nothing"),
         ("userId,groupId,subscribed,date\n", 'line 1: "date" is unknown; there are workspaceId'),
-        ("userId;groupId;subscribed\n", "line 1: there is no column groupId"),
+        (
+            "userId;groupId;subscribed\n",
+            "line 1: there is no column groupId, only userId;groupId;subscribed; commas separate",
+        ),
     ):
         result = load(config, head)
         assert (result.exit_code, result.stdout) == (1, "")

@@ -238,7 +238,7 @@ def test_events_without_a_profile_are_shown(stored: Path) -> None:
 def test_an_unknown_user_is_status_1(stored: Path) -> None:
     result = shown(stored, "nobody")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr.startswith("engage: the workspace 'acme' has no user 'nobody'")
+    assert "has no user, visitor or event with the id 'nobody'" in result.stderr
 
 
 def test_a_storage_without_profiles_is_named(stored: Path) -> None:
