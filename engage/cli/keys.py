@@ -22,10 +22,13 @@ from engage.cli.common import (
     workspace_option,
 )
 from engage.keys.changes import KeyState, change_key, create_key
-from engage.keys.effective import Key, list_keys
+from engage.keys.effective import Key, list_keys, words
 
 _workspace_option = workspace_option("The workspace of the key, if there are several.")
-_COLUMNS: Final = ("WORKSPACE", "ID", "KEY", "STATE", "SOURCE", "CREATED", "NAME")
+_COLUMNS: Final = (
+    *("WORKSPACE", "ID", "KEY", "STATE", "SOURCE", "CREATED", "NAME"),
+    *("KIND", "ORIGINS", "OPERATIONS"),
+)
 _IN_EFFECT: Final = "The server follows within 2.5 seconds; it need not be restarted."
 
 
@@ -45,8 +48,9 @@ def keys() -> None:
 def list_(ctx: click.Context, config_path: Path, workspace_id: str | None) -> None:
     """List all write keys, also those that are disabled.
 
-    Each line has: workspace, id, key, state (active, disabled or archived), source (config or
-    store), time of creation, name.
+    Each line has: workspace, id, key (a server key is not known), state (active, disabled or
+    archived), source (config or store), time of creation, name, kind (public or server), origins,
+    operations.
     """
     config = load_with(config_path, workspace_id)
     found = with_store(ctx, config, lambda store: list_keys(store, config.workspaces))
@@ -67,14 +71,40 @@ def list_(ctx: click.Context, config_path: Path, workspace_id: str | None) -> No
     help="Stored with each event instead of the key.",
 )
 @click.option("--name", metavar="TEXT", default="", help="A name for people.")
+@click.option(
+    "--kind",
+    type=click.Choice(["public", "server"]),
+    help="public (the default): for web pages and apps. server: a secret of your servers.",
+)
+@click.option(
+    "--origins",
+    metavar="URL,…",
+    default="",
+    help="Only these web pages may use it, such as https://shop.example.com.",
+)
+@click.option(
+    "--operations",
+    metavar="TYPE,…",
+    default="",
+    help="It may send only events of these types, such as track,page.",
+)
 @click.pass_context
 def add(
-    ctx: click.Context, config_path: Path, workspace_id: str | None, key_id: str, name: str
+    ctx: click.Context,
+    config_path: Path,
+    workspace_id: str | None,
+    key_id: str,
+    name: str,
+    kind: str | None,
+    origins: str,
+    operations: str,
 ) -> None:
     """Create a write key, and print it.
 
-    Every process of the server accepts it from its first use on.
+    Every process of the server accepts it from its first use on. A server key is printed only now:
+    the store keeps its SHA-256.
     """
+    options = {"kind": kind, "origins": words(origins), "operations": words(operations)}
     config, chosen = load_chosen(config_path, workspace_id)
     key = with_store(
         ctx,
@@ -85,6 +115,7 @@ def add(
             chosen,
             key_id,
             name=name,
+            options={option: chosen for option, chosen in options.items() if chosen},
             actor=operator(),
             now=now(),
         ),
@@ -139,4 +170,7 @@ _changing(
 def _row(key: Key) -> tuple[str, ...]:
     state = "archived" if key.archived else "disabled" if key.disabled else "active"
     created = "-" if key.created_at is None else shown_time(key.created_at)
-    return (key.workspace_id, key.id, key.key, state, key.source, created, key.name or "-")
+    return (
+        *(key.workspace_id, key.id, key.key or "-", state, key.source, created, key.name or "-"),
+        *(key.kind, ",".join(key.origins) or "-", ",".join(key.operations) or "-"),
+    )

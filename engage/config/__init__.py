@@ -16,7 +16,7 @@ from which the tables of ``docs/configuration.md`` are generated. A key that is 
 
 from __future__ import annotations
 
-from engage.config.config import load
+from engage.config.config import key_problem, load
 from engage.config.sections import (
     DEFAULT_LIMITS,
     Config,
@@ -53,5 +53,6 @@ __all__ = [
     "Workspace",
     "WriteKey",
     "config_schema",
+    "key_problem",
     "load",
 ]

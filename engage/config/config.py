@@ -26,10 +26,12 @@ from engage.config.removed import without_removed
 from engage.config.schema_check import SettingsError, problems
 from engage.config.sections import Config, config_schema, default
 
-__all__ = ["load"]
+__all__ = ["key_problem", "load"]
 
 #: A table, or a key with its equals sign.
 _STATEMENT: Final = re.compile(r"\[[\w. \-\[]*\]*|\s*[\w.\-]+\s*=", re.ASCII)
+#: The rule for the port of a URL.
+_NO_PORT: Final = "must name a host, and a port from 1 to 65535 if any"
 #: What to do about an error of tomllib, by how its message begins.
 _HINTS: Final = {
     "Invalid value": "write a text in quotation marks, and true or false in lower case",
@@ -68,6 +70,12 @@ def load(path: str | Path, environ: Mapping[str, str] | None = None) -> Config:
         about = {"path": path, "base_dir": base_dir, "written": written, "warnings": warnings}
         # Not strict, because JSON Schema accepts 8080.0 as an integer.
         config = msgspec.convert(_arranged(document) | about, Config, strict=False)
+        found += [
+            f"workspaces[{w}].write_keys[{k}].{problem[0]}: {problem[1]}"
+            for w, workspace in enumerate(document["workspaces"])
+            for k, key in enumerate(workspace.get("write_keys", ()))
+            if (problem := key_problem(key)) is not None
+        ]
         found += _contradictions(config)
     if found:
         raise SettingsError([f"{path}: {problem}" for problem in found])
@@ -146,6 +154,36 @@ def _duplicates(values: Iterable[tuple[str, str]], what: str) -> list[str]:
     return found
 
 
+def key_problem(key: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return what is wrong with a write key beyond its schema: a name and the rule.
+
+    :param key: as in the file or the store; valid by its schema.
+    """
+    kind = key.get("kind", "public")
+    if kind == "server" and "key" in key:
+        return "key", "a server key is a secret; write its sha256 instead"
+    if kind == "public" and "sha256" in key:
+        return "sha256", 'only a key with kind = "server" has it'
+    if not key.keys() & {"key", "sha256"}:
+        return "sha256" if kind == "server" else "key", "is missing"
+    if kind == "server" and "origins" in key:
+        return "origins", "every web page is refused with a server key"
+    for number, origin in enumerate(key.get("origins", ())):
+        if _no_port(origin):
+            return f"origins[{number}]", _NO_PORT
+        if re.fullmatch(r"http://.*:80|https://.*:443", origin):
+            return f"origins[{number}]", "leave out the port, as browsers do"
+    return None
+
+
+def _no_port(url: str) -> bool:
+    """Return whether a URL names no host, or a port that cannot be."""
+    try:
+        return urlsplit(url).port == 0
+    except ValueError:
+        return True
+
+
 def _contradictions(config: Config) -> list[str]:
     """Return the problems that a JSON Schema cannot express."""
     found = _duplicates(
@@ -154,12 +192,22 @@ def _contradictions(config: Config) -> list[str]:
     )
     found += _duplicates(
         (
-            (f"workspaces[{w}].write_keys[{k}].key", key.key)
+            (f"workspaces[{w}].write_keys[{k}].{'key' if key.key else 'sha256'}", key.sha256)
             for w, workspace in enumerate(config.workspaces)
             for k, key in enumerate(workspace.write_keys)
+            if key.sha256
         ),
         "write key",
     )
+    shared = {origin.lower() for origin in config.cors.origins}
+    found += [
+        f"workspaces[{w}].write_keys[{k}].origins[{o}]: add it to cors.origins too, or browsers"
+        " send nothing"
+        for w, workspace in enumerate(config.workspaces)
+        for k, key in enumerate(workspace.write_keys)
+        for o, origin in enumerate(key.origins)
+        if not shared & {"*", origin.lower()}
+    ]
     for w, workspace in enumerate(config.workspaces):
         keys = enumerate(workspace.write_keys)
         found += _duplicates(
@@ -193,13 +241,7 @@ def _contradictions(config: Config) -> list[str]:
     if config.console is not None:
         urls.append(("console.public_url", config.console.public_url))
     urls += [(f"cors.origins[{n}]", origin) for n, origin in enumerate(config.cors.origins)]
-    for key, url in urls:
-        try:
-            no_port = url is not None and urlsplit(url).port == 0
-        except ValueError:
-            no_port = True
-        if no_port:
-            found.append(f"{key}: must name a host, and a port from 1 to 65535 if any")
+    found += [f"{key}: {_NO_PORT}" for key, url in urls if url is not None and _no_port(url)]
     limits = config.limits
     for small, large in (
         ("event_bytes", "decompressed_bytes"),

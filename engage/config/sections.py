@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import json
 from collections.abc import Mapping
 from importlib import resources
@@ -258,8 +259,21 @@ class WriteKey:
     """``[[workspaces.write_keys]]``."""
 
     id: str
-    key: str = dataclasses.field(repr=False)
+    #: As clients send it; ``""`` for a server key, which is a secret: only its hash is known.
+    key: str = dataclasses.field(default="", repr=False)
+    #: SHA-256 of the key in lower-case hexadecimal; ``__post_init__`` computes that of a ``key``.
+    sha256: str = dataclasses.field(default="", repr=False)
     disabled: bool = False
+    #: ``public``: everyone can read it. ``server``: only the operator's servers have it.
+    kind: Literal["public", "server"] = "public"
+    #: The web pages that may use a public key; empty: all pages, and clients that are none.
+    origins: tuple[str, ...] = ()
+    #: The types of the events that it may send; empty: all.
+    operations: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        digest = hashlib.sha256(self.key.encode()).hexdigest() if self.key else self.sha256.lower()
+        object.__setattr__(self, "sha256", digest)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

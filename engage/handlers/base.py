@@ -112,12 +112,12 @@ class Handler(httputil.HTTPMessageDelegate):
     error_code: str | None = None
     #: Its message.
     error_message: str = ""
+    #: An error within an answer that is none; for the log.
+    partial: ApiError | None = None
     #: The workspace and write key, once they are known; for the log.
     principal: Principal | None = None
     #: How many events the request had, where that is known; for the log.
     event_count: int | None = None
-    #: Whether the page that asked may not send events, because of its origin.
-    origin_refused = False
     #: The body, as it was sent. It has not arrived yet when :meth:`check` runs.
     body = b""
     #: How the body is compressed; set by :meth:`check_body`.
@@ -176,7 +176,9 @@ class Handler(httputil.HTTPMessageDelegate):
             self.route.allowed,
             credentials=self.route.credentials,
         )
-        self.origin_refused = "Origin" in fields and "Access-Control-Allow-Origin" not in preflight
+        if "Origin" in fields and "Access-Control-Allow-Origin" not in preflight:
+            message = f"pages of {fields['Origin'][:100]} may not send events (cors.origins)"
+            self.partial = ApiError("origin_not_allowed", message)
         sent = {name: _safe(value) for name, value in preflight.items()}
         sent["Allow"] = ", ".join(self.route.allowed)
         sent["X-Request-Id"] = self.request.id

@@ -10,8 +10,11 @@ import orjson
 from engage.errors import MAX_ERRORS
 from engage.handlers.base import Handler
 from engage.keys.auth import KEYLESS_BODY, UnknownKeyError
+from engage.keys.rules import WITHOUT_LETTER
 
 if TYPE_CHECKING:
+    from engage.keys.auth import Principal
+    from engage.keys.rules import Rules
     from engage.pipeline.results import BatchResult
 
 __all__ = ["BatchHandler", "EventHandler", "batch_answer"]
@@ -24,10 +27,30 @@ class _WritingHandler(Handler):
         """Refuse by encoding, then length, then key, all before the body is decoded."""
         self.check_body()
         self.principal = self.principal_of_head()
-        if self.principal is None and self.body_limit.bytes > KEYLESS_BODY.bytes:
-            self.body_limit = KEYLESS_BODY
-            self.exchange.set_max_body_size(KEYLESS_BODY.bytes)
-            self.check_length()
+        if self.principal is None:
+            if self.body_limit.bytes > KEYLESS_BODY.bytes:
+                self.body_limit = KEYLESS_BODY
+                self.exchange.set_max_body_size(KEYLESS_BODY.bytes)
+                self.check_length()
+        elif self.principal.rules is not None:
+            fields = self.request.fields
+            self.check_rules(self.principal.rules, in_query="Authorization" not in fields)
+
+    def check_rules(self, rules: Rules, *, in_query: bool = False) -> None:
+        """Refuse a request that its key may not make.
+
+        :raises ApiError: 403.
+        """
+        rules.check_request(self.request.fields.get("Origin"), in_query=in_query)
+
+    def named(self, principal: Principal) -> None:
+        """Take the principal that the body names.
+
+        :raises ApiError: as :meth:`check_rules`.
+        """
+        self.principal = principal
+        if principal.rules is not None:
+            self.check_rules(principal.rules)
 
     async def key_created(self, unknown: UnknownKeyError) -> None:
         """Return if the unknown key of a body has been created just now.
@@ -43,6 +66,7 @@ class _WritingHandler(Handler):
         return {
             "encoding": self.encoding,
             "principal": self.principal,
+            "named": self.named,
             "idempotency_key": self.request.fields.get("Idempotency-Key"),
             "strict": self.request.fields.get("X-Strict-Mode") == "1",
         }
@@ -50,6 +74,11 @@ class _WritingHandler(Handler):
 
 class EventHandler(_WritingHandler):
     """Accepts one event; its type is the route's name."""
+
+    def check_rules(self, rules: Rules, *, in_query: bool = False) -> None:
+        """Also refuse an event of a type that the key may not send."""
+        super().check_rules(rules, in_query=in_query)
+        rules.check_operation(self.route.name)
 
     async def post(self) -> None:
         """Store the event, then answer."""
@@ -59,7 +88,6 @@ class EventHandler(_WritingHandler):
         except UnknownKeyError as unknown:
             await self.key_created(unknown)
             result = await pipeline.event(name, self.body, **self.arguments)
-        self.principal = result.principal
         self.answer(b'{"success":true,"messageId":' + orjson.dumps(result.message_id) + b"}")
 
 
@@ -74,8 +102,10 @@ class BatchHandler(_WritingHandler):
         except UnknownKeyError as unknown:
             await self.key_created(unknown)
             result = await pipeline.batch(self.body, **self.arguments)
-        self.principal = result.principal
         self.event_count = result.accepted + result.duplicates + len(result.rejected)
+        for item in result.rejected:
+            if item.error.code in WITHOUT_LETTER:
+                self.partial = item.error
         self.answer(batch_answer(result))
 
 

@@ -103,6 +103,9 @@ _KEY_ERRORS: Final = ("missing_write_key", "invalid_write_key", "write_key_disab
 _EVENT_ERRORS: Final = (
     *_BODY_ERRORS,
     *_KEY_ERRORS,
+    "origin_not_allowed",
+    "operation_not_allowed",
+    "server_key_exposed",
     "event_refused",
     "message_id_conflict",
     "transform_failed",

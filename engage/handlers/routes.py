@@ -20,7 +20,7 @@ from engage.handlers.settings import ProjectSettingsHandler, SourceConfigHandler
 from engage.handlers.subscriptions import SubscriptionsHandler
 from engage.handlers.webhook import WebhookHandler
 from engage.monitoring import logs
-from engage.monitoring.refusals import ORIGIN_NOT_ALLOWED, Refusal, key_prefix
+from engage.monitoring.refusals import Refusal, key_prefix
 
 if TYPE_CHECKING:
     from engage.http1.exchange import Exchange
@@ -134,7 +134,7 @@ class Router(httputil.HTTPServerConnectionDelegate):
         )
         if status == 503 and name in _HEALTH:
             return
-        if handler.origin_refused or (code is not None and code not in _WITH_LETTER):
+        if handler.partial is not None or (code is not None and code not in _WITH_LETTER):
             self._metrics.refused(_refusal(handler))
 
     def _find(self, path: str) -> tuple[_Served, Mapping[str, str]]:
@@ -157,19 +157,20 @@ def _refusal(handler: Handler) -> Refusal:
     request = handler.request
     principal = handler.principal
     keys = request.query_arguments.get("writeKey", ()) if request.query else ()
-    message = handler.error_message
-    if handler.error_code is None:
-        origin = request.fields.get("Origin", "")
-        message = f"pages of {origin[:100]} may not send events (cors.origins)"
+    partial = handler.partial
+    # A server key is a secret: its id is enough.
+    secret = principal is not None and principal.write_key.kind == "server"
     return Refusal(
-        reason=handler.error_code or ORIGIN_NOT_ALLOWED,
+        reason=handler.error_code or "" if partial is None else partial.code,
         status=handler.status,
         route=handler.route.name,
-        key=key_prefix(
+        key=""
+        if secret
+        else key_prefix(
             request.headers.get_list("Authorization"),
             [key.decode("utf-8", "replace") for key in keys],
         ),
         workspace_id="" if principal is None else principal.workspace.id,
         write_key_id="" if principal is None else principal.write_key.id,
-        message=message,
+        message=handler.error_message if partial is None else partial.message,
     )

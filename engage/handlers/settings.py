@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import orjson
 
 from engage.api import render_time
-from engage.errors import ApiError
+from engage.errors import ApiError, key_refused
 from engage.handlers.base import Handler
 from engage.keys.auth import UnknownKeyError
 from engage.pipeline.clock import Clock
@@ -77,7 +77,7 @@ class ProjectSettingsHandler(_SettingsHandler):
             if error.status >= 500:
                 raise
             principal = None
-        if principal is None:
+        if principal is None or principal.write_key.kind == "server":
             raise ApiError("not_found", "there is no such write key")
         destination = {"apiKey": principal.write_key.key}
         public_url = self.services.config.server.public_url
@@ -105,6 +105,8 @@ class SourceConfigHandler(_SettingsHandler):
         # There is no body that could have a key: without a key here, the answer is 401.
         principal = principal or self.services.authenticator.body(None)
         self.principal = principal
+        if principal.write_key.kind == "server":
+            raise key_refused("it is a server key; web pages and apps need a public one")
         workspace = principal.workspace
         off = {"enabled": False}
         source = {

@@ -3,6 +3,7 @@
 
 =================  ================================================================
 ``auth.py``        finds the workspace of a write key
+``rules.py``       what a key may not do: origins, operations, secrets
 ``table.py``       keeps the table of write keys up to date
 ``effective.py``   the write keys of the config and of the store
 ``changes.py``     creates, disables, enables and archives write keys

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the workspace of a request by its write key.
 
-A write key is an identifier, not a secret: it can appear in a web page, and it only permits writing
-events. These places are searched in order, and the first key found is used:
+A public key is an identifier, not a secret: it can appear in a web page, and it only permits
+writing events. A server key is a secret, of which only the SHA-256 is known until a client sends
+it; from then on the log masks it. These places are searched in order, and the first key found is
+used:
 ``Authorization: Basic base64(key:)`` or ``Basic <key>`` verbatim, or the same with ``Bearer``;
 ``writeKey`` in the query; ``writeKey`` in the body.
 
@@ -14,12 +16,15 @@ from __future__ import annotations
 import base64
 import binascii
 import dataclasses
+import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from engage.errors import ApiError, Limit, key_refused, storage_unavailable
 from engage.keys.effective import is_possible_key
+from engage.keys.rules import Rules
+from engage.monitoring import logs
 from engage.monitoring.refusals import SCHEMES
 
 if TYPE_CHECKING:
@@ -42,6 +47,11 @@ class Principal:
     workspace: Workspace
     #: Only its id is stored and logged, never the key.
     write_key: WriteKey
+    #: ``None``: the key has none.
+    rules: Rules | None = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rules", Rules.of(self.workspace, self.write_key))
 
 
 class UnknownKeyError(ApiError):
@@ -65,6 +75,9 @@ class Authenticator:
     def __init__(self, workspaces: Iterable[Workspace]) -> None:
         #: ``None`` until the keys were read.
         self._by_key: dict[str, Principal] | None = {}
+        self._by_digest: dict[str, Principal] = {}
+        #: SHA-256 → key, of the server keys that clients have sent.
+        self._sent: dict[str, str] = {}
         # By the usual form of the header, so that a lookup needs no parsing.
         self._by_header: dict[str, Principal] = {}
         self.replace(
@@ -80,13 +93,19 @@ class Authenticator:
             because it is not known which keys there are.
         """
         by_key: dict[str, Principal] = {}
+        by_digest: dict[str, Principal] = {}
         by_header: dict[str, Principal] = {}
         for principal in principals or ():
-            by_key[principal.write_key.key] = principal
-            if not principal.write_key.disabled:
-                for header in _usual_headers(principal):
-                    by_header[header] = principal
+            write_key = principal.write_key
+            key = write_key.key or self._sent.get(write_key.sha256)
+            if write_key.kind == "server":
+                by_digest[write_key.sha256] = principal
+            else:
+                by_key[write_key.key] = principal
+            if key is not None and not write_key.disabled:
+                by_header.update(dict.fromkeys(_usual_headers(key), principal))
         self._by_key = None if principals is None else by_key
+        self._by_digest = by_digest
         self._by_header = by_header
 
     def header_or_query(
@@ -147,7 +166,17 @@ class Authenticator:
         if self._by_key is None:
             # A 401 would make SDKs discard their events.
             raise storage_unavailable()
-        return self._by_key.get(key)
+        principal = self._by_key.get(key)
+        if principal is None and self._by_digest and is_possible_key(key):
+            digest = hashlib.sha256(key.encode()).hexdigest()
+            principal = self._by_digest.get(digest)
+            if principal is not None and digest not in self._sent:
+                self._sent[digest] = key
+                # The second is the beginning of every header that has the key.
+                logs.mask([key, base64.b64encode(key[: len(key) // 3 * 3].encode()).decode()])
+                if not principal.write_key.disabled:
+                    self._by_header.update(dict.fromkeys(_usual_headers(key), principal))
+        return principal
 
     def _look_up(self, key: str) -> Principal:
         principal = self._get(key)
@@ -160,9 +189,9 @@ class Authenticator:
         return principal
 
 
-def _usual_headers(principal: Principal) -> tuple[str, str]:
+def _usual_headers(key: str) -> tuple[str, str]:
     """Return the ``Authorization`` headers that SDKs and clients of Dittofeed's OpenAPI send."""
-    credential = base64.b64encode(f"{principal.write_key.key}:".encode()).decode()
+    credential = base64.b64encode(f"{key}:".encode()).decode()
     return f"Basic {credential}", f"Bearer {credential}"
 
 

@@ -16,7 +16,8 @@ from typing import Any, Final, Literal
 import orjson
 
 from engage.api import EngageError, EventStore, Record, RecordStore
-from engage.config import Workspace
+from engage.config import Workspace, WriteKey, config_schema, key_problem
+from engage.config.schema_check import problems
 from engage.keys.effective import KEY, KEY_ID, OVERRIDE, Key, body_of, stored_key
 from engage.monitoring import logs
 from engage.upkeep.audit import Actor, record_audit
@@ -46,16 +47,21 @@ async def create_key(
     key_id: str,
     *,
     name: str = "",
+    options: Mapping[str, Any] | None = None,
     actor: Actor,
     now: int,
 ) -> Key:
     """Create a key of 128 random bits in the store, and return it when it is durable.
 
+    Of a server key, the store gets only the SHA-256: its :attr:`Key.key` is in the result alone.
+
     :param key_id: in the form of the ids of the config; no key of the workspace may ever have
         had it.
     :param name: for people; may be empty.
+    :param options: what the config may have for a key besides: its ``kind``, ``origins`` ….
     :param now: milliseconds since 1970 UTC.
-    :raises EngageError: if the workspace, the id or the name is not possible, or the id is taken.
+    :raises EngageError: if the workspace, the id, the name or an option is not possible, or the id
+        is taken.
     :raises StorageUnavailable: if the key may not be durable.
     """
     records, workspace = _records(store), _workspace(workspaces, workspace_id)
@@ -72,9 +78,14 @@ async def create_key(
         raise EngageError(taken)
     key = secrets.token_hex(16)
     logs.mask([key])
+    options = options or {}
+    secret = options.get("kind") == "server"
+    given = {"sha256": WriteKey(id=key_id, key=key).sha256} if secret else {"key": key}
+    _check({"id": key_id, **given, **options})
     body = {
         "id": key_id,
-        "key": key,
+        **given,
+        **options,
         "name": name,
         "createdAt": now,
         "by": actor.who,
@@ -84,11 +95,11 @@ async def create_key(
     version = await records.put_record(record, expected_version=0)
     if version is None:
         raise EngageError(taken)
-    details = {"workspace": workspace_id, "key": key_id, "name": name}
+    details = {"workspace": workspace_id, "key": key_id, "name": name, **options}
     await record_audit(records, actor, "key-created", details, now=now)
     made = stored_key(dataclasses.replace(record, version=version))
     assert made is not None
-    return made
+    return dataclasses.replace(made, key=key)
 
 
 async def change_key(
@@ -129,7 +140,7 @@ async def change_key(
         record = await records.get_record(kind, workspace_id, key_id)
         body = {} if record is None else body_of(record)
         version = 0 if record is None else record.version
-        if kind == KEY and (record is None or "key" not in body):
+        if kind == KEY and not body.keys() & {"key", "sha256"}:
             raise EngageError(text("does not exist"))
         if expected_version not in (None, version):
             break
@@ -147,6 +158,20 @@ async def change_key(
         if expected_version is not None:
             break
     raise KeyChangedError(text("was changed by another operator; reload the page and try again"))
+
+
+def _check(key: Mapping[str, Any]) -> None:
+    """Check a key as if it were in the config.
+
+    :raises EngageError: naming the first option that is wrong.
+    """
+    schema = config_schema()
+    items = schema["properties"]["workspaces"]["items"]["properties"]["write_keys"]["items"]
+    found = problems({**items, "$defs": schema["$defs"]}, key)
+    if not found and (problem := key_problem(key)) is not None:
+        found = [": ".join(problem)]
+    if found:
+        raise EngageError(found[0])
 
 
 def _record(kind: str, workspace_id: str, key_id: str, body: Mapping[str, Any], now: int) -> Record:

@@ -14,10 +14,11 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, Literal
 
+import msgspec
 import orjson
 
 from engage.api import EventStore, Record, RecordStore
-from engage.config import Workspace
+from engage.config import Workspace, WriteKey, key_problem
 from engage.upkeep.export import all_pages
 
 __all__ = [
@@ -30,8 +31,10 @@ __all__ = [
     "effective_keys",
     "is_possible_key",
     "list_keys",
+    "options_of",
     "read_key_records",
     "stored_key",
+    "words",
 ]
 
 #: The kinds of the records.
@@ -45,19 +48,20 @@ KEY_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_\-]{0,63}")
 _KEY: Final = re.compile(r"[!-9;-~]{1,512}")
 
 
+#: The names of what an operator chooses for a key, in the config and in its record alike.
+_FIELDS: Final = tuple(field.name for field in dataclasses.fields(WriteKey))
+_OPTIONS: Final = tuple(set(_FIELDS) - {"id", "key", "sha256", "disabled"})
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Key:
-    """A write key, as it counts."""
+class Key(WriteKey):
+    """A write key, as it counts: requests with a :attr:`disabled` one are refused."""
 
     workspace_id: str
-    id: str
-    key: str = dataclasses.field(repr=False)
     #: For people; may be empty.
     name: str = ""
     #: Where the key is defined.
     source: Literal["config", "store"]
-    #: Whether requests with the key are refused.
-    disabled: bool = False
     #: Whether the config file disables the key; it cannot be enabled elsewhere then.
     disabled_in_config: bool = False
     #: Whether the key is out of use for good; it is also disabled.
@@ -79,7 +83,8 @@ class EffectiveKeys:
     keys: Sequence[Key]
     #: Mistakes for an operator to correct, such as a key of the store that the config hides.
     problems: Sequence[str]
-    #: Every key in the config and in the records, used or not: they must not appear in the log.
+    #: Every public key in the config and in the records, used or not: they must not appear in the
+    #: log.
     secrets: frozenset[str] = dataclasses.field(repr=False)
 
 
@@ -112,7 +117,7 @@ def effective_keys(workspaces: Iterable[Workspace], records: Iterable[Record]) -
             stored.append(record)
     keys: list[Key] = []
     problems: list[str] = []
-    #: (workspace, id) of every key, and key → where it is.
+    #: (workspace, id) of every key, and SHA-256 of the key → where it is.
     ids: set[tuple[str, str]] = set()
     places: dict[str, str] = {}
     known: set[str] = set()
@@ -125,19 +130,19 @@ def effective_keys(workspaces: Iterable[Workspace], records: Iterable[Record]) -
             off = override is not None and body_of(override).get("disabled") is not False
             keys.append(
                 Key(
+                    **{name: getattr(one, name) for name in _FIELDS}
+                    | {"disabled": one.disabled or off},
                     workspace_id=workspace.id,
-                    id=one.id,
-                    key=one.key,
                     source="config",
-                    disabled=one.disabled or off,
                     disabled_in_config=one.disabled,
                     changed_at=None if override is None else override.at,
                     version=0 if override is None else override.version,
                 )
             )
             ids.add(identity)
-            places[one.key] = f"the key {one.id!r} of the workspace {workspace.id!r} in the config"
-    masked = set(places)
+            what = f"the key {one.id!r} of the workspace {workspace.id!r} in the config"
+            places[one.sha256] = what
+    masked = {key.key for key in keys}
     for record in sorted(stored, key=lambda record: (record.workspace_id, record.id)):
         what = f"the key {record.id!r} of the workspace {record.workspace_id!r} in the store"
         key = stored_key(record)
@@ -149,18 +154,18 @@ def effective_keys(workspaces: Iterable[Workspace], records: Iterable[Record]) -
             problems.append(f"{what} is ignored: the config does not have its workspace")
         elif (key.workspace_id, key.id) in ids:
             problems.append(f"{what} is ignored: the config has a key with this id")
-        elif key.key in places:
-            problems.append(f"{what} is ignored: {places[key.key]} is the same")
+        elif key.sha256 in places:
+            problems.append(f"{what} is ignored: {places[key.sha256]} is the same")
         else:
             keys.append(key)
-            places[key.key] = what
+            places[key.sha256] = what
     for workspace_id, key_id in sorted(overrides):
         if workspace_id in known:
             problems.append(
                 f"the key {key_id!r} of the workspace {workspace_id!r} is disabled in the store,"
                 " but the config no longer has it"
             )
-    return EffectiveKeys(keys=keys, problems=problems, secrets=frozenset(masked))
+    return EffectiveKeys(keys=keys, problems=problems, secrets=frozenset(masked - {""}))
 
 
 async def list_keys(store: EventStore, workspaces: Iterable[Workspace]) -> EffectiveKeys:
@@ -184,20 +189,41 @@ def body_of(record: Record) -> dict[str, Any]:
 def stored_key(record: Record) -> Key | None:
     """Return the key in a record of kind :data:`KEY`, or ``None`` if it is not valid."""
     body = body_of(record)
-    key, name, by, created = (body.get(x) for x in ("key", "name", "by", "createdAt"))
-    if not (isinstance(key, str) and is_possible_key(key) and KEY_ID.fullmatch(record.id)):
+    name, by, created = (body.get(x) for x in ("name", "by", "createdAt"))
+    given = {name: body[name] for name in ("key", "sha256", *_OPTIONS) if name in body}
+    try:
+        # A key whose options are not understood is not accepted without them.
+        write_key = msgspec.convert({"id": record.id, **given}, WriteKey)
+    except msgspec.ValidationError:
+        return None
+    possible = is_possible_key(write_key.key) or (write_key.sha256 and not write_key.key)
+    if not (possible and KEY_ID.fullmatch(record.id)) or key_problem(given) is not None:
         return None
     archived = body.get("archived", False) is not False
     return Key(
+        **{name: getattr(write_key, name) for name in _FIELDS}
+        | {"disabled": archived or body.get("disabled", False) is not False},
         workspace_id=record.workspace_id,
-        id=record.id,
-        key=key,
         name=name if isinstance(name, str) else "",
         source="store",
-        disabled=archived or body.get("disabled", False) is not False,
         archived=archived,
         created_at=created if isinstance(created, int) else None,
         created_by=by if isinstance(by, str) else "",
         changed_at=record.at,
         version=record.version,
     )
+
+
+def words(text: str) -> list[str]:
+    """Return the items of a list that an operator wrote, divided by commas or spaces."""
+    return text.replace(",", " ").split()
+
+
+def options_of(key: WriteKey) -> dict[str, Any]:
+    """Return the options of a key that are not the defaults, as the config and its record have
+    them."""
+    default = WriteKey(id="")
+    chosen = {name: getattr(key, name) for name in sorted(_OPTIONS)}
+    options = {name: one for name, one in chosen.items() if one != getattr(default, name)}
+    made: dict[str, Any] = orjson.loads(orjson.dumps(options))
+    return made

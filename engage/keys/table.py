@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from engage.api import EventStore, Record, RecordStore, StorageError, StorageUnavailable
-from engage.config import Workspace, WriteKey
+from engage.config import Workspace
 from engage.errors import overloaded, storage_unavailable
 from engage.keys.auth import Authenticator, Principal, UnknownKeyError
 from engage.keys.effective import (
@@ -240,10 +240,6 @@ class KeyTable:
             _log.warning("%s", problem)
         workspaces = {workspace.id: workspace for workspace in self._workspaces}
         self._authenticator.replace(
-            Principal(
-                workspaces[key.workspace_id],
-                WriteKey(id=key.id, key=key.key, disabled=key.disabled),
-            )
-            for key in effective.keys
+            Principal(workspaces[key.workspace_id], key) for key in effective.keys
         )
         self._effective = effective

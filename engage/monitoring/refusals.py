@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Final
 
-__all__ = ["MAX_ENTRIES", "ORIGIN_NOT_ALLOWED", "SCHEMES", "Refusal", "Refusals", "key_prefix"]
+__all__ = ["MAX_ENTRIES", "SCHEMES", "Refusal", "Refusals", "key_prefix"]
 
 #: Entries that a process keeps: the latest.
 MAX_ENTRIES: Final = 50
@@ -30,15 +30,12 @@ SCHEMES: Final = ("basic", "bearer")
 #: Characters of a message.
 _MAX_TEXT: Final = 200
 
-#: The reason if a web page may not send events, because its origin is not in ``cors.origins``.
-ORIGIN_NOT_ALLOWED: Final = "origin_not_allowed"
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
     """One request that was refused."""
 
-    #: An error code, or :data:`ORIGIN_NOT_ALLOWED`.
+    #: An error code.
     reason: str
     status: int
     #: The name of the route, never a path.

@@ -74,6 +74,8 @@ class Items:
             kind = item.get("type") if type(item) is dict else None
             if type(kind) is not str or kind not in self._validators:
                 raise from_problems(self._schemas.problems("item", item))
+            if arrival.rules is not None:
+                arrival.rules.check_operation(kind)
         if not self._validators[kind](item):
             raise from_problems(self._schemas.problems(kind, item))
         event = normalise(item, kind, arrival, index)

@@ -21,6 +21,7 @@ from engage.pipeline.ids import idempotent_id, uuid7
 
 if TYPE_CHECKING:
     from engage.config import Limits
+    from engage.keys.rules import Rules
 
 __all__ = [
     "WRITE_KEY",
@@ -84,6 +85,8 @@ class Arrival:
     #: ``api`` or ``webhook:<provider>``.
     source: str = "api"
     envelope: Envelope | None = None
+    #: Those of the write key; ``None``: it has none.
+    rules: Rules | None = None
     #: The header ``Idempotency-Key``.
     idempotency_key: str | None = None
     #: Whether to correct the client's clock by ``sentAt``. A provider's clock is not corrected.

@@ -111,6 +111,7 @@ class Pipeline:
         principal: Principal | None = None,
         idempotency_key: str | None = None,
         strict: bool = False,
+        named: Callable[[Principal], None] | None = None,
     ) -> Result:
         """Store one event.
 
@@ -118,19 +119,20 @@ class Pipeline:
         :param raw: the body as received.
         :param principal: from the header or the query; ``None`` if the write key is in the body.
         :param strict: keep no dead letter of an event that is refused before it is written.
+        :param named: called with the principal of a write key in the body; it may refuse it.
         :raises ApiError: if the event is refused.
         :raises StorageUnavailable: if the event may not be durable.
         """
         brief = len(raw) <= BRIEF_BODY
         with await self._admit(raw, encoding, _share_of(principal), brief=brief):
             item = await self._decode(raw, encoding, principal)
-            principal = principal or self._principal(item)
+            principal = principal or self._principal(item, named)
             arrival = self._arrival(principal, idempotency_key)
             refusal: ApiError | None = None
             try:
                 event, dropped = self._items.prepare(item, operation, arrival, 0)
                 if not dropped:
-                    written = self._ingest.submit((event,), principal.write_key.key)
+                    written = self._ingest.submit((event,), principal.write_key.sha256)
             except ApiError as error:
                 refusal = error
         if refusal is not None:
@@ -143,11 +145,11 @@ class Pipeline:
             raise refusal
         if dropped:
             self._count(operation, "dropped", arrival)
-            return Result(event.message_id, principal)
+            return Result(event.message_id)
         outcome = (await written)[0]
         if outcome.status is Status.STORED:
             self._count(event.type, "stored", arrival)
-            return Result(event.message_id, principal)
+            return Result(event.message_id)
         problem = await self._conflicts.problem(event, outcome)
         if isinstance(problem, Conflict):
             kept = await self._conflicts.keep([(item, event, problem)], arrival)
@@ -158,7 +160,7 @@ class Pipeline:
         self._count(event.type, outcome_of(problem), arrival)
         if isinstance(problem, ApiError):
             raise problem
-        return Result(event.message_id, principal)
+        return Result(event.message_id)
 
     async def batch(
         self,
@@ -167,6 +169,7 @@ class Pipeline:
         principal: Principal | None = None,
         idempotency_key: str | None = None,
         strict: bool = False,
+        named: Callable[[Principal], None] | None = None,
     ) -> BatchResult:
         """Store the valid items of a batch; report the others and keep them as dead letters.
 
@@ -182,7 +185,7 @@ class Pipeline:
         """
         with await self._admit(raw, encoding, _share_of(principal)) as admitted:
             body = await self._decode(raw, encoding, principal)
-            principal = principal or self._principal(body)
+            principal = principal or self._principal(body, named)
             if not self._valid_envelope(body):
                 raise from_problems(self._schemas.problems("batch", body))
             items: list[Any] = body["batch"]
@@ -197,7 +200,7 @@ class Pipeline:
                 items, arrival, pause=admitted.pause, strict=strict, total=self._decompressed
             )
             letters = self._items.letters(items, arrival, state)
-            key = principal.write_key.key
+            key = principal.write_key.sha256
             written = self._ingest.submit(state.events, key) if state.events else None
         # While the events are written, their decoded items are freed: ten containers for each
         # event, which the garbage collector would visit again and again. On 32 connections that
@@ -219,7 +222,7 @@ class Pipeline:
         rejected = state.sorted_rejected()
         if strict and rejected and len(rejected) == count:
             raise all_invalid(rejected)
-        return BatchResult(state.accepted, state.duplicates, rejected, principal)
+        return BatchResult(state.accepted, state.duplicates, rejected)
 
     async def subscriptions(
         self, raw: bytes, encoding: Encoding = "identity", *, form: bool = False
@@ -321,15 +324,17 @@ class Pipeline:
             items: list[Any] = (await self._decode(raw, encoding, principal))["batch"]
             return items
 
-    def _principal(self, body: Any) -> Principal:
+    def _principal(self, body: Any, named: Callable[[Principal], None] | None) -> Principal:
         """Return the principal of the write key in the body.
 
-        :raises ApiError: if there is no key, it is unknown or disabled, or the queue has no room
-            for it (503 ``overloaded``).
+        :raises ApiError: if there is no key, it is unknown, disabled or refused, or the queue has
+            no room for it (503 ``overloaded``).
         """
         principal = self._authenticator.body(body.get("writeKey") if type(body) is dict else None)
+        if named is not None:
+            named(principal)
         # The body was decoded in the share of all bodies that name their key.
-        if not self._ingest.admission.has_room(principal.write_key.key):
+        if not self._ingest.admission.has_room(principal.write_key.sha256):
             raise overloaded()
         return principal
 
@@ -349,6 +354,7 @@ class Pipeline:
         arrival = Arrival(
             workspace_id=principal.workspace.id,
             write_key_id=principal.write_key.id,
+            rules=principal.rules,
             received_at=now,
             event_limit=self._event_limit,
             envelope=envelope,
@@ -386,4 +392,4 @@ def _is_small(raw: bytes, encoding: Encoding) -> bool:
 
 def _share_of(principal: Principal | None) -> str:
     """Return the name under which a request has its share of the queue."""
-    return _KEYLESS_SHARE if principal is None else principal.write_key.key
+    return _KEYLESS_SHARE if principal is None else principal.write_key.sha256

@@ -6,14 +6,12 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engage.api import EVENT_TYPES, Event
 from engage.errors import MAX_ERRORS, STATUS, ApiError, Problem, located
+from engage.keys.rules import WITHOUT_LETTER
 from engage.pipeline.dead_letters import Conflict
-
-if TYPE_CHECKING:
-    from engage.keys.auth import Principal
 
 __all__ = [
     "BatchResult",
@@ -32,8 +30,6 @@ class Result:
     """The result of a single event: the event is stored, or a transform dropped it."""
 
     message_id: str
-    #: For the log.
-    principal: Principal | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,8 +50,6 @@ class BatchResult:
     accepted: int
     duplicates: int
     rejected: Sequence[RejectedItem] = ()
-    #: For the log.
-    principal: Principal | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -77,7 +71,7 @@ class BatchState:
     accepted: int = 0
     duplicates: int = 0
     rejected: list[RejectedItem] = dataclasses.field(default_factory=list)
-    #: Of the rejected items, the indexes of those whose dead letters have not been made.
+    #: Of the rejected items, the indexes of those whose dead letters are still to be made.
     unkept: list[tuple[int, ApiError]] = dataclasses.field(default_factory=list)
     #: Numbers by type and outcome, for :meth:`engage.monitoring.metrics.Metrics.event`.
     counts: collections.Counter[tuple[str, str]] = dataclasses.field(
@@ -93,7 +87,8 @@ class BatchState:
             kind, message_id = item.get("type"), item.get("messageId")
         shown = message_id[:256] if type(message_id) is str else None
         self.rejected.append(RejectedItem(index, shown, error))
-        self.unkept.append((index, error))
+        if error.code not in WITHOUT_LETTER:
+            self.unkept.append((index, error))
         # A type that the client made up must not become a label: their number has no limit.
         label = kind if type(kind) is str and kind in EVENT_TYPES else "other"
         self.counts[label, error.code] += 1

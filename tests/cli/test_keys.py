@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 from pathlib import Path
 
@@ -56,7 +57,10 @@ def test_a_key_is_created_listed_disabled_enabled_and_archived(config: Path) -> 
     key = result.stdout.removesuffix("\n")
     assert re.fullmatch("[0-9a-f]{32}", key)
     (website, ios) = listed(config)
-    assert website == ["acme", "website", "k-acme", "active", "config", "-", "-"]
+    assert website == [
+        *("acme", "website", "k-acme", "active", "config", "-", "-"),
+        *("public", "-", "-"),
+    ]
     assert ios[:5] == ["other", "ios", key, "active", "store"]
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+Z", ios[5])
     assert ios[6] == r"My \u202eapp"
@@ -81,6 +85,34 @@ def test_a_key_is_created_listed_disabled_enabled_and_archived(config: Path) -> 
     assert all(entry.actor.who and "command line" in entry.actor.origin for entry in entries)
 
 
+def test_a_key_with_origins_and_operations_is_created(config: Path) -> None:
+    options = (
+        *("--origins", "https://shop.example.com, http://localhost:3000"),
+        *("--operations", "track,page"),
+    )
+    result = keys(config, "add", "--workspace", "acme", "--id", "shop", *options)
+    assert result.exit_code == 0
+    (shop,) = (row for row in listed(config) if row[1] == "shop")
+    assert shop[2] == result.stdout.strip()
+    assert shop[7:] == ["public", "https://shop.example.com,http://localhost:3000", "track,page"]
+
+
+def test_a_server_key_is_shown_once(config: Path) -> None:
+    added = keys(config, "add", "--workspace", "acme", "--id", "backend", "--kind", "server")
+    secret = added.stdout.strip()
+    assert re.fullmatch("[0-9a-f]{32}", secret)
+    for command, shown in (("disable", "disabled"), ("enable", "active"), ("archive", "archived")):
+        assert keys(config, command, "--workspace", "acme", "backend").exit_code == 0
+        (backend,) = (row for row in listed(config) if row[1] == "backend")
+        assert (backend[2], backend[3], backend[7]) == ("-", shown, "server")
+    digest = hashlib.sha256(secret.encode()).hexdigest()
+    (record,) = records(config, KEY)
+    assert digest.encode() in record.body
+    stored = b"".join(path.read_bytes() for path in config.parent.iterdir() if path.is_file())
+    assert digest.encode() in stored
+    assert secret.encode() not in stored
+
+
 def test_a_key_of_the_config_is_disabled(config: Path) -> None:
     assert keys(config, "disable", "--workspace", "acme", "website").exit_code == 0
     assert listed(config)[0][:5] == ["acme", "website", "k-acme", "disabled", "config"]
@@ -95,6 +127,21 @@ def test_a_key_of_the_config_is_disabled(config: Path) -> None:
         (("add", "--workspace", "nope", "--id", "a"), "a workspace 'nope'"),
         (("add", "--workspace", "acme", "--id", "website"), "already has a key 'website'"),
         (("add", "--workspace", "acme", "--id", "a b"), "letters, digits, - and _"),
+        (
+            ("add", "--workspace", "acme", "--id", "a", "--origins", "https://*.example.com"),
+            "origins[0]: must be an origin without a path or wildcard",
+        ),
+        (
+            ("add", "--workspace", "acme", "--id", "a", "--operations", "track,batch"),
+            'operations[1]: must be one of "identify", "track"',
+        ),
+        (
+            (
+                *("add", "--workspace", "acme", "--id", "a", "--kind", "server"),
+                *("--origins", "https://shop.example.com"),
+            ),
+            "origins: every web page is refused with a server key",
+        ),
         (("disable", "--workspace", "acme", "nope"), "the key 'nope' of the workspace 'acme'"),
         (("archive", "--workspace", "acme", "website"), "is in the config file"),
         (("list", "--workspace", "nope"), "a workspace 'nope'"),
@@ -146,7 +193,10 @@ def test_check_reports_the_keys_of_the_store(config: Path) -> None:
 def test_a_table_on_a_terminal(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda _: True, raising=False)
     head, line = keys(config, "list").stdout.splitlines()
-    assert head.split() == ["WORKSPACE", "ID", "KEY", "STATE", "SOURCE", "CREATED", "NAME"]
+    assert head.split() == [
+        *("WORKSPACE", "ID", "KEY", "STATE", "SOURCE", "CREATED", "NAME"),
+        *("KIND", "ORIGINS", "OPERATIONS"),
+    ]
     assert line.split()[:3] == ["acme", "website", "k-acme"]
     assert head.index("KEY") == line.index("k-acme")
     result = keys(config, "disable", "--workspace", "acme", "website")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from engage.config.schema_check import SettingsError
 from engage.config.sections import default
 
 MINIMAL = '[[workspaces]]\nid = "acme"\n'
+KEY = '[[workspaces.write_keys]]\nid = "a"\n'
 
 
 @pytest.fixture
@@ -131,6 +133,12 @@ def test_every_key_is_loaded(write: Any) -> None:
         id = "old"
         key = "k2"
         disabled = true
+        origins = ["https://a.example"]
+        operations = ["track"]
+        [[workspaces.write_keys]]
+        id = "backend"
+        kind = "server"
+        sha256 = "${DIGEST}"
         [[workspaces.subscription_groups]]
         id = "news"
         name = "News"
@@ -142,7 +150,7 @@ def test_every_key_is_loaded(write: Any) -> None:
         id = "other"
         subscription_secret = "one"
     """)
-    config = load(path, {"URL": "mongodb://u:p@h/", "OLD": "old"})
+    config = load(path, {"URL": "mongodb://u:p@h/", "OLD": "old", "DIGEST": "5E" * 32})
     assert config.server == ServerConfig(
         host="0.0.0.0",
         port=9000,
@@ -193,7 +201,14 @@ def test_every_key_is_loaded(write: Any) -> None:
             ),
             write_keys=(
                 WriteKey(id="website", key="k1"),
-                WriteKey(id="old", key="k2", disabled=True),
+                WriteKey(
+                    id="old",
+                    key="k2",
+                    disabled=True,
+                    origins=("https://a.example",),
+                    operations=("track",),
+                ),
+                WriteKey(id="backend", kind="server", sha256="5e" * 32),
             ),
             webhooks={"sendgrid": {"verification_key": "x"}},
         ),
@@ -277,7 +292,8 @@ def test_a_byte_order_mark_and_crlf_are_accepted(write: Any) -> None:
         (
             f'[[workspaces]]\nid = "x"\n[[workspaces.write_keys]]\nid = "a"\nkey = "{"k" * 32}"\n'
             'name = "of a key"\n',
-            "workspaces[0].write_keys[0].name: unknown key; the valid keys here: id, key, disabled",
+            "workspaces[0].write_keys[0].name: unknown key; the valid keys here: id, key, sha256,"
+            " kind, origins, operations, disabled",
         ),
         ("[server]\nprot = 1\n" + MINIMAL, "server.prot: unknown key; did you mean server.port?"),
         ("[server]\nport = 65536\n" + MINIMAL, "server.port: must be at most 65535 (it is 65536)"),
@@ -399,6 +415,54 @@ def test_a_byte_order_mark_and_crlf_are_accepted(write: Any) -> None:
         (
             MINIMAL + '[[workspaces.write_keys]]\nid = "a"\nkey = "SECRET:"\n',
             "workspaces[0].write_keys[0].key: must be visible ASCII characters, without a colon",
+        ),
+        (MINIMAL + KEY, "workspaces[0].write_keys[0].key: is missing"),
+        (
+            MINIMAL + KEY + f'sha256 = "{"5e" * 32}"\n',
+            'workspaces[0].write_keys[0].sha256: only a key with kind = "server" has it',
+        ),
+        (
+            MINIMAL + KEY + 'kind = "server"\nkey = "SECRET"\n',
+            "workspaces[0].write_keys[0].key: a server key is a secret; write its sha256 instead",
+        ),
+        (
+            MINIMAL + KEY + 'kind = "server"\n',
+            "workspaces[0].write_keys[0].sha256: is missing",
+        ),
+        (
+            MINIMAL + KEY + 'kind = "server"\nsha256 = "SECRET"\n',
+            "workspaces[0].write_keys[0].sha256: must be the SHA-256 of the key: 64 hexadecimal"
+            " digits",
+        ),
+        (
+            MINIMAL
+            + KEY
+            + 'key = "SECRET"\n'
+            + KEY.replace('"a"', '"b"')
+            + f'kind = "server"\nsha256 = "{sha256(b"SECRET").hexdigest().upper()}"\n',
+            "workspaces[0].write_keys[1].sha256: is the same write key as"
+            " workspaces[0].write_keys[0].key; use a different one",
+        ),
+        (
+            MINIMAL + KEY + 'key = "1"\norigins = ["*"]\n',
+            "workspaces[0].write_keys[0].origins[0]: must be an origin without a path or wildcard,"
+            ' such as https://shop.example.com (it is "*")',
+        ),
+        (
+            MINIMAL + KEY + 'key = "1"\norigins = ["https://a.example:443"]\n',
+            "workspaces[0].write_keys[0].origins[0]: leave out the port, as browsers do",
+        ),
+        (
+            MINIMAL
+            + KEY
+            + 'key = "1"\norigins = ["https://a.example"]\n[cors]\norigins = ["https://b.example"]',
+            "workspaces[0].write_keys[0].origins[0]: add it to cors.origins too, or browsers send"
+            " nothing",
+        ),
+        (
+            MINIMAL + KEY + 'key = "1"\noperations = ["batch"]\n',
+            'workspaces[0].write_keys[0].operations[0]: must be one of "identify", "track", "page",'
+            ' "screen", "group", "alias" (it is "batch")',
         ),
         (
             MINIMAL

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
 import re
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from engage.api import EngageError, EventStore, Record, RecordStore
 from engage.config import Workspace, WriteKey
 from engage.keys.changes import KeyChangedError, KeyState, change_key, create_key
-from engage.keys.effective import KEY, OVERRIDE, Key, effective_keys, list_keys
+from engage.keys.effective import KEY, OVERRIDE, Key, effective_keys, list_keys, options_of
 from engage.upkeep.audit import AUDIT, Actor, read_entry
 from support.memory_store import MemoryEvents
 
@@ -119,9 +120,67 @@ def test_the_state_of_a_stored_key(body: dict[str, Any], disabled: bool, archive
     assert (key.disabled, key.archived, key.version) == (disabled, archived, 3)
 
 
+async def test_a_server_key_is_in_the_store_as_its_hash(store: RecordStore) -> None:
+    made = await create(store, "backend", options={"kind": "server"})
+    digest = hashlib.sha256(made.key.encode()).hexdigest()
+    record = await store.get_record(KEY, "acme", "backend")
+    assert record is not None
+    body = orjson.loads(record.body)
+    assert (body["sha256"], body["kind"], "key" in body) == (digest, "server", False)
+    (key,) = (key for key in effective_keys((ACME,), [record]).keys if key.id == "backend")
+    assert (key.sha256, key.key, key.kind) == (digest, "", "server")
+    assert key == dataclasses.replace(made, key="", sha256=digest)
+    assert digest not in repr(key)
+    page = await store.list_records(AUDIT, limit=10)
+    assert not any(made.key.encode() in record.body for record in page.items)
+    # The same text as a public key would be both.
+    both = effective_keys((ACME,), [record, stored("copy", made.key)])
+    assert [key.id for key in both.keys] == ["website", "old", "backend"]
+    assert "is the same" in both.problems[0]
+
+
+async def test_the_options_of_a_key_are_those_of_the_config(store: RecordStore) -> None:
+    options = {"origins": ["https://shop.example.com"], "operations": ["track", "page"]}
+    made = await create(store, "shop", options=options)
+    assert options_of(made) == options
+    assert (await keys_of(store))["shop"] == made
+    assert (made.kind, made.origins) == ("public", ("https://shop.example.com",))
+    assert options_of(ACME.write_keys[0]) == {}
+    again = await create(store, "shop-2", options=options_of(made))
+    assert again.operations == made.operations
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kind": "secret"}, "kind: must be one of"),
+        ({"origins": []}, "origins: must not be empty"),
+        ({"origins": ["*"]}, "origins"),
+        ({"origins": ["null"]}, "origins"),
+        ({"origins": ["https://a.example.com/"]}, "origins"),
+        ({"origins": ["https://a.example.com:443"]}, "leave out the port"),
+        ({"origins": ["https://a.example.com:99999"]}, "a port from 1 to 65535"),
+        ({"operations": ["batch"]}, "operations"),
+        ({"kind": "server", "origins": ["https://a.example.com"]}, "origins: every web page"),
+        ({"unknown": 1}, "unknown"),
+    ],
+)
+async def test_an_option_that_is_not_possible_is_refused(
+    store: RecordStore, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(EngageError, match=message):
+        await create(store, "new", options=options)
+    assert "new" not in await keys_of(store)
+
+
 @pytest.mark.parametrize(
     "record",
     [
+        stored("ios", "a" * 32, kind="other"),
+        stored("ios", "a" * 32, kind="server"),
+        stored("ios", "a" * 32, sha256="b" * 64),
+        stored("ios", "a" * 32, origins="https://a.example.com"),
+        stored("ios", "a" * 32, operations=[1]),
         stored("ios", None),
         stored("ios", ""),
         stored("ios", "a b"),

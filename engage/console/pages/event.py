@@ -70,7 +70,8 @@ class _Loads(ConsoleHandler):
     def curl_of(self, event: Event, text: str) -> str:
         """Return the command that sends an event again."""
         key_id = event.document().get("writeKeyId")
-        keys = {key.id: key.key for key in self.console.keys.of(self.workspace.id)}
+        known = self.console.keys.of(self.workspace.id)
+        keys = {key.id: key.key or "YOUR_SERVER_KEY" for key in known}
         key = keys.get(str(key_id)) or next(iter(keys.values()), "YOUR_WRITE_KEY")
         return event_as_curl(server_url(self.console.config), key, text)
 

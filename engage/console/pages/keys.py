@@ -5,19 +5,26 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from tornado.web import HTTPError
 
-from engage.api import EngageError, StorageUnavailable
+from engage.api import EVENT_TYPES, EngageError, StorageUnavailable
 from engage.console.base import ConsoleHandler
 from engage.console.data.history import Overview
 from engage.console.display.snippets import server_url, snippets
 from engage.console.display.sparks import spark_area, spark_line
 from engage.console.pages.sending import send_test_event
 from engage.keys.changes import MAX_NAME_LENGTH, KeyState, change_key, create_key
-from engage.keys.effective import KEY_ID, Key, effective_keys, read_key_records
+from engage.keys.effective import (
+    KEY_ID,
+    Key,
+    effective_keys,
+    options_of,
+    read_key_records,
+    words,
+)
 from engage.upkeep.audit import Actor
 
 __all__ = ["KeysHandler"]
@@ -74,20 +81,32 @@ class KeysHandler(ConsoleHandler):
         try:
             if action in ("create", "rotate"):
                 name = self.get_body_argument("name", "")[:MAX_NAME_LENGTH]
+                options = {
+                    "kind": self.get_body_argument("kind", ""),
+                    "origins": words(self.get_body_argument("origins", "")),
+                    "operations": self.get_body_arguments("operations"),
+                }
                 if action == "rotate":
                     name = f"{REPLACES}{key_id}"
-                    key_id = await self._free_id(key_id)
-                await self.console.reader.read(
+                    keys = {key.id: key for key in await self._keys()}
+                    options = options_of(keys[key_id]) if key_id in keys else {}
+                    key_id = _free_id(key_id, keys)
+                made = await self.console.reader.read(
                     create_key(
                         store,
                         workspaces,
                         self.workspace.id,
                         key_id,
                         name=name,
+                        options={option: chosen for option, chosen in options.items() if chosen},
                         actor=actor,
                         now=now,
                     )
                 )
+                if made.kind == "server":
+                    # No redirect: a secret is shown in this answer, and never again.
+                    await self._show(made=made)
+                    return
             elif action == "test":
                 sent, problem = await send_test_event(self)
                 if problem:
@@ -117,15 +136,6 @@ class KeysHandler(ConsoleHandler):
             return
         self.go("keys", workspace=self.workspace.id, key=chosen, done=action, id=key_id)
 
-    async def _free_id(self, key_id: str) -> str:
-        """Return the id of the key that replaces another: ``ios``, ``ios-2``, ``ios-3`` …"""
-        taken = {key.id for key in await self._keys()}
-        stem, _, number = key_id.rpartition("-")
-        if not stem or not number.isdecimal():
-            stem = key_id
-        stem = stem[:58]
-        return next(one for n in range(2, len(taken) + 3) if (one := f"{stem}-{n}") not in taken)
-
     async def _keys(self) -> Sequence[Key]:
         """Return the keys of the workspace, as they are in the store now."""
         workspaces = self.console.config.workspaces
@@ -142,10 +152,12 @@ class KeysHandler(ConsoleHandler):
     def _is_here(self, key: Key) -> bool:
         return key.workspace_id == self.workspace.id
 
-    async def _show(self, error: str = "") -> None:
+    async def _show(self, error: str = "", *, made: Key | None = None) -> None:
         keys = await self._keys()
         hour, fortnight = await self.numbers("1h"), await self.numbers("14d")
         active = {key.id for key in keys if not key.disabled}
+        # Server keys are secrets: they are in no snippet.
+        public = {key.id: key.key for key in keys if key.key and key.id in active}
         shown = [
             ShownKey(
                 key=key,
@@ -156,12 +168,11 @@ class KeysHandler(ConsoleHandler):
             for key in keys
         ]
         chosen = self.get_query_argument("key", "")
-        if not chosen:
+        if chosen not in public:
             # The key of the last change, such as a new one.
             changed = self.get_query_argument("id", "")
-            first = next((key.id for key in keys if not key.disabled), "")
-            chosen = changed if changed in active else first
-        key = next((key.key for key in keys if key.id == chosen), "YOUR_WRITE_KEY")
+            chosen = changed if changed in public else next(iter(public), "")
+        key = public.get(chosen, "YOUR_WRITE_KEY")
         url = server_url(self.console.config)
         self.page(
             "keys.html",
@@ -172,14 +183,16 @@ class KeysHandler(ConsoleHandler):
             uses={one.key.id: one.use for one in shown},
             supported=self.console.records is not None,
             error=error,
-            done=self.get_query_argument("done", ""),
-            changed=self.get_query_argument("id", ""),
+            made=made,
+            done=self.get_query_argument("done", "") if made is None else "create",
+            changed=self.get_query_argument("id", "") if made is None else made.id,
             url=url,
             public=self.console.config.server.public_url is not None,
             write_key=key,
             snippets=snippets(url, key),
             chosen=chosen,
-            active=[one.key.id for one in shown if one.key.id in active],
+            public_keys=list(public),
+            operations=EVENT_TYPES,
             secret=bool(self.workspace.subscription_secrets),
             spark_area=spark_area,
             spark_line=spark_line,
@@ -193,6 +206,15 @@ _STATES: Final[Mapping[str, KeyState]] = {
     "enable": "enabled",
     "archive": "archived",
 }
+
+
+def _free_id(key_id: str, taken: Collection[str]) -> str:
+    """Return the id of the key that replaces another: ``ios``, ``ios-2``, ``ios-3`` …"""
+    stem, _, number = key_id.rpartition("-")
+    if not stem or not number.isdecimal():
+        stem = key_id
+    stem = stem[:58]
+    return next(one for n in range(2, len(taken) + 3) if (one := f"{stem}-{n}") not in taken)
 
 
 def _replaced(key: Key, active: set[str]) -> str | None:

@@ -248,7 +248,9 @@ class OverviewHandler(_Reads):
             found, keys = figures(self, data, workspace)
             if lag is not None:
                 found.append(_not_loaded(lag, self.link("system", workspace=workspace)))
-        enabled = [key for key in self.console.keys.of(self.workspace.id) if not key.disabled]
+        # A server key is a secret: it is not known here.
+        keys_here = self.console.keys.of(self.workspace.id)
+        enabled = [key.key for key in keys_here if key.key and not key.disabled]
         url = server_url(self.console.config)
         self.page(
             "overview.html",
@@ -257,10 +259,10 @@ class OverviewHandler(_Reads):
             span="24h" if data is None else data.range,
             ranges=list(RANGES),
             waiting=not has_any and self.outage is None,
-            write_key=enabled[0].key if enabled else None,
+            write_key=enabled[0] if enabled else None,
             sent=self.get_query_argument("sent", ""),
             problem=self.problem,
-            snippets=snippets(url, enabled[0].key) if enabled else [],
+            snippets=snippets(url, enabled[0]) if enabled else [],
             public_url=self.console.config.server.public_url,
             url=url,
             data=data,

@@ -32,11 +32,16 @@ async def send_test_event(handler: ConsoleHandler) -> tuple[str, str]:
     :return: the message id of the event; if it was not accepted, ``""`` and the reason.
     """
     url = handler.console.events_url + CALLS
+    write_key = handler.exact("write_key")
+    headers = {"Content-Type": "application/json"}
+    for key in handler.console.keys.of(handler.workspace.id):
+        if key.key == write_key and key.origins:
+            headers["Origin"] = key.origins[0]
     request = HTTPRequest(
         f"{url}track",
         method="POST",
-        headers={"Content-Type": "application/json"},
-        auth_username=handler.exact("write_key"),
+        headers=headers,
+        auth_username=write_key,
         auth_password="",
         body=orjson.dumps(_EVENT),
         request_timeout=ANSWER_SECONDS,
