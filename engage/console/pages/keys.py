@@ -10,7 +10,7 @@ from typing import Final
 
 from tornado.web import HTTPError
 
-from engage.api import EVENT_TYPES, EngageError, StorageUnavailable
+from engage.api import EngageError, StorageUnavailable
 from engage.console.base import ConsoleHandler
 from engage.console.data.history import Overview
 from engage.console.display.snippets import server_url, snippets
@@ -84,7 +84,7 @@ class KeysHandler(ConsoleHandler):
                 options = {
                     "kind": self.get_body_argument("kind", ""),
                     "origins": words(self.get_body_argument("origins", "")),
-                    "operations": self.get_body_arguments("operations"),
+                    "operations": words(self.get_body_argument("operations", "")),
                 }
                 if action == "rotate":
                     name = f"{REPLACES}{key_id}"
@@ -192,7 +192,6 @@ class KeysHandler(ConsoleHandler):
             snippets=snippets(url, key),
             chosen=chosen,
             public_keys=list(public),
-            operations=EVENT_TYPES,
             secret=bool(self.workspace.subscription_secrets),
             spark_area=spark_area,
             spark_line=spark_line,
