@@ -99,6 +99,7 @@ def build(
         limits=config.limits,
         conflicts=conflicts,
         ingest=ingest,
+        rules=keys.replay_rules,
         clock=clock,
     )
     services = Services(

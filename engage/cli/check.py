@@ -31,7 +31,7 @@ from engage.config import Config, load
 from engage.http1.sockets import own_address
 from engage.keys.effective import EffectiveKeys, list_keys
 from engage.monitoring.history import EVENTS, HOUR
-from engage.pipeline.subscriptions import IGNORED, ignored_notice
+from engage.pipeline.items import NOTICES
 from engage.registry import Registry
 from engage.upkeep.budgets import use_ratio
 from engage.upkeep.export import all_pages
@@ -216,7 +216,7 @@ async def _storage(
         await store.check()
         uses = await store.budget_use() if isinstance(store, DeadLetterStore) else ()
         keys = await list_keys(store, config.workspaces)
-        notices = await _ignored_changes(store)
+        notices = await _notices(store)
         if config.log is not None:
             from engage.log.gaps import past_gaps
 
@@ -224,17 +224,17 @@ async def _storage(
         return uses, keys, notices, store.versions()
 
 
-async def _ignored_changes(store: EventStore) -> list[str]:
-    """Return a line for each workspace with events that changed no subscription, but should."""
+async def _notices(store: EventStore) -> list[str]:
+    """Return a line for each workspace with events that did not change all they should."""
     if not isinstance(store, CountStore):
         return []
     since = now() - DAY_MS
     read = functools.partial(store.counts, HOUR, since=since, until=MAX_TIME, names=(EVENTS,))
-    found: Counter[str] = Counter()
+    found: Counter[tuple[str, str]] = Counter()
     async for one in all_pages(read, attempts=1):
-        if one.labels[1:] == IGNORED:
-            found[one.workspace_id] += one.total
-    return [f"{name}: {ignored_notice(found[name], 'in 24 hours')}" for name in sorted(found)]
+        if one.labels[1:] in NOTICES:
+            found[one.workspace_id, NOTICES[one.labels[1:]]] += one.total
+    return [f"{key[0]}: {key[1].format(found[key], 'in 24 hours')}" for key in sorted(found)]
 
 
 def _print(what: str, text: str) -> None:

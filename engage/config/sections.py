@@ -287,6 +287,8 @@ class Workspace:
     #: Traits by which a subscription link may identify its user.
     subscription_identifiers: tuple[str, ...] = ("email", "phone")
     subscription_groups: tuple[SubscriptionGroup, ...] = ()
+    #: Traits of users and groups that no public key may set.
+    protected_traits: tuple[str, ...] = ()
     write_keys: tuple[WriteKey, ...] = ()
     #: Enabled provider → its options.
     webhooks: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict, repr=False)

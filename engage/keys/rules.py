@@ -30,17 +30,20 @@ class Rules:
     origins: frozenset[str] = frozenset()
     #: Empty: all.
     operations: frozenset[str] = frozenset()
+    #: The traits that are removed from its events.
+    protected: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, workspace: Workspace, key: WriteKey) -> Rules | None:
         """Return the rules of a key; ``None`` if it has none."""
         secret = key.kind == "server"
-        if not (secret or key.origins or key.operations):
+        if not (secret or key.origins or key.operations or workspace.protected_traits):
             return None
         return cls(
             secret=secret,
             origins=frozenset(origin.lower() for origin in key.origins),
             operations=frozenset(key.operations),
+            protected=frozenset(() if secret else workspace.protected_traits),
         )
 
     def check_request(self, origin: str | None, *, in_query: bool = False) -> None:

@@ -40,6 +40,7 @@ from engage.keys.effective import (
     effective_keys,
     read_key_records,
 )
+from engage.keys.rules import Rules
 from engage.monitoring import logs
 from engage.upkeep.time_limit import within
 
@@ -114,6 +115,19 @@ class KeyTable:
     def of(self, workspace_id: str) -> list[Key]:
         """Return the keys of one workspace, as this process knows them."""
         return [key for key in self.keys if key.workspace_id == workspace_id]
+
+    def replay_rules(self, workspace_id: str, key_id: str | None) -> Rules | None:
+        """Return the rules that a replay of an event obeys: those about its traits.
+
+        :param key_id: the key that it came with; one that is gone counts as public.
+        """
+        here = (one for one in self._workspaces if one.id == workspace_id)
+        traits = frozenset(trait for one in here for trait in one.protected_traits)
+        if not traits or any(
+            key.kind == "server" for key in self.of(workspace_id) if key.id == key_id
+        ):
+            return None
+        return Rules(protected=traits)
 
     @property
     def problems(self) -> Sequence[str]:

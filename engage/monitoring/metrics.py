@@ -35,7 +35,7 @@ REQUEST_BUCKETS: Final = (
 #: Events in one write.
 SIZE_BUCKETS: Final = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000)
 #: Values of the label ``type``; any other type is counted as ``other``.
-TYPES: Final = frozenset({*EVENT_TYPES, "subscription"})
+TYPES: Final = frozenset({*EVENT_TYPES, "subscription", "traits"})
 #: The outcomes of a record that a loader reads.
 LOAD_OUTCOMES: Final = (
     *("stored", "duplicate", "conflict", "refused", "damaged", "letter", "skipped"),

@@ -17,7 +17,7 @@ import orjson
 from engage.api import API_ORIGIN, CONFLICT, DeadLetter, Event
 from engage.errors import ApiError, Problem
 from engage.pipeline.ids import idempotent_id
-from engage.pipeline.normalise import WRITE_KEY, without_write_keys
+from engage.pipeline.normalise import WRITE_KEY, dropped_traits, without_write_keys
 
 if TYPE_CHECKING:
     from engage.pipeline.normalise import Arrival
@@ -220,11 +220,18 @@ def letter_id(workspace_id: str, origin: str, *parts: bytes) -> str:
 def find_conflict(event: Event, stored: bytes) -> Conflict | None:
     """Compare an event with the event that is stored under its message id.
 
+    A trait that was removed from either is not compared: whether it is protected may change between
+    two attempts of a client.
+
     :param stored: the body of the stored event.
     :return: the conflict, or ``None`` if both are the same event (a duplicate).
     """
     old = orjson.loads(stored)
     new = event.document()
+    if dropped := dropped_traits(old) | dropped_traits(new):
+        for document in (old, new):
+            if isinstance(traits := document.get("traits"), dict):
+                document["traits"] = {name: traits[name] for name in traits if name not in dropped}
     compared = _COMPARED if event.origin == API_ORIGIN else _COMPARED_IN_DELIVERIES
     if event.origin != API_ORIGIN and ("originalTimestamp" in old) != ("originalTimestamp" in new):
         # An event without a time gets the time of its delivery, or that of the dead letter from

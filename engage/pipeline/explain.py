@@ -48,6 +48,7 @@ from engage.pipeline.transforms import Transforms
 
 if TYPE_CHECKING:
     from engage.config import Limits
+    from engage.keys.rules import Rules
     from engage.pipeline.ingest import Ingest
     from engage.pipeline.validate import Schemas
 
@@ -115,6 +116,7 @@ class Explainer:
     :param conflicts: for :class:`Items`; a check does not keep conflicts.
     :param clock: returns milliseconds since 1970 UTC.
     :param ingest: finds the event that is stored with the message id.
+    :param rules: see :meth:`engage.keys.table.KeyTable.replay_rules`.
     """
 
     def __init__(
@@ -125,9 +127,11 @@ class Explainer:
         limits: Limits,
         conflicts: Conflicts,
         ingest: Ingest,
+        rules: Callable[[str, str | None], Rules | None],
         clock: Callable[[], int],
     ) -> None:
         self._limits = limits
+        self._rules = rules
         self._size = Limit(limits.decompressed_bytes, "limits.decompressed_bytes")
         self._event_limit = Limit(limits.event_bytes, "limits.event_bytes")
         self._ingest = ingest
@@ -226,6 +230,8 @@ class Explainer:
         return Arrival(
             workspace_id=submission.workspace_id,
             write_key_id=submission.write_key_id,
+            rules=self._rules(submission.workspace_id, submission.write_key_id),
+            restored=submission.transformed,
             received_at=first,
             event_limit=self._event_limit,
             envelope=envelope,

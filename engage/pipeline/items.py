@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from engage.api import CONFLICT, EVENT_TYPES, DeadLetter, Event, Outcome, Status
 from engage.errors import ApiError, Limit, from_problems
 from engage.pipeline.dead_letters import Conflict, envelope_of, letter_of
-from engage.pipeline.normalise import Arrival, normalise
+from engage.pipeline.normalise import Arrival, dropped_traits, normalise
 from engage.pipeline.results import BatchState, not_strict, outcome_of
-from engage.pipeline.subscriptions import CHANGE_EVENT, IGNORED
+from engage.pipeline.subscriptions import CHANGE_EVENT
 
 if TYPE_CHECKING:
     from engage.monitoring.metrics import Metrics
@@ -21,7 +21,19 @@ if TYPE_CHECKING:
     from engage.pipeline.transforms import Transforms
     from engage.pipeline.validate import Schemas
 
-__all__ = ["Failed", "Items"]
+__all__ = ["NOTICES", "Failed", "Items"]
+
+#: The type and the outcome as which an event is counted in addition to its own, if it was to change
+#: a subscription, and if protected traits were removed from it.
+IGNORED: Final = ("subscription", "ignored")
+DROPPED: Final = ("traits", "dropped")
+#: The same → a line for the operator, for a count and a period such as "in 24 hours".
+NOTICES: Final[Mapping[tuple[str, ...], str]] = {
+    IGNORED: f"Events {CHANGE_EVENT} change no subscription ({{}} {{}}): send"
+    " PUT /api/public/subscription-management/user-subscriptions instead",
+    DROPPED: "Events with a public key had protected_traits, which were removed ({} {}): set them"
+    " with a server key",
+}
 
 #: Seconds that the items of one request may keep the event loop before other requests get a turn.
 TURN_SECONDS: Final = 0.005
@@ -81,6 +93,10 @@ class Items:
         event = normalise(item, kind, arrival, index)
         if event.name == CHANGE_EVENT and kind == "track":
             self._metrics.event(*IGNORED, 1, arrival.workspace_id, arrival.write_key_id)
+        # A client can have that word in its event, so it is not enough.
+        marked = arrival.rules is not None and b'"droppedTraits"' in event.body
+        if marked and dropped_traits(event.document()):
+            self._metrics.event(*DROPPED, 1, arrival.workspace_id, arrival.write_key_id)
         if self._transforms is None:
             return event, False
         transformed = self._transforms.apply(event, arrival.event_limit)

@@ -28,6 +28,7 @@ __all__ = [
     "Arrival",
     "Envelope",
     "apply_transformed",
+    "dropped_traits",
     "normalise",
     "parse_field",
     "parse_time",
@@ -87,6 +88,8 @@ class Arrival:
     envelope: Envelope | None = None
     #: Those of the write key; ``None``: it has none.
     rules: Rules | None = None
+    #: Whether the items are events as they were to be stored: ``context.engage`` is the server's.
+    restored: bool = False
     #: The header ``Idempotency-Key``.
     idempotency_key: str | None = None
     #: Whether to correct the client's clock by ``sentAt``. A provider's clock is not corrected.
@@ -148,6 +151,11 @@ def normalise(item: Mapping[str, Any], kind: str, arrival: Arrival, index: int =
     if envelope is not None:
         _merge(document, "context", envelope.context)
         _merge(document, "integrations", envelope.integrations)
+    context = document.get("context")
+    if context and "engage" in context and not arrival.restored:
+        document["context"] = {name: value for name, value in context.items() if name != "engage"}
+    if arrival.rules is not None and arrival.rules.protected:
+        _drop_protected(document, arrival.rules.protected)
     if kind == "identify":
         inherited = document.get("context", _EMPTY).get("traits")
         if inherited and type(inherited) is dict:
@@ -242,7 +250,28 @@ def apply_transformed(event: Event, document: dict[str, Any], limit: Limit) -> E
     )
 
 
+def dropped_traits(document: Mapping[str, Any]) -> set[str]:
+    """Return the names of the protected traits that were removed from an event."""
+    mark = (document.get("context") or _EMPTY).get("engage")
+    names = mark.get("droppedTraits") if isinstance(mark, dict) else None
+    return {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()
+
+
 # ------------------------------------------------------------------------------------------- parts
+def _drop_protected(document: dict[str, Any], protected: frozenset[str]) -> None:
+    """Remove traits that the key of an event may not set, and name them in ``context.engage``."""
+    context = dict(document.get("context", _EMPTY))
+    dropped: set[str] = set()
+    for holder in (document, context):
+        traits = holder.get("traits")
+        if type(traits) is dict and (found := traits.keys() & protected):
+            holder["traits"] = {name: traits[name] for name in traits if name not in found}
+            dropped |= found
+    if dropped:
+        dropped |= dropped_traits(document)
+        document["context"] = {**context, "engage": {"droppedTraits": sorted(dropped)}}
+
+
 def _drop_nulls(document: dict[str, Any]) -> None:
     if None in document.values():
         for field in _NULLABLE:

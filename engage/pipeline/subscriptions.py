@@ -40,18 +40,14 @@ if TYPE_CHECKING:
 __all__ = [
     "CHANGE_EVENT",
     "CHOICES",
-    "IGNORED",
     "Subscriptions",
     "body_of_form",
-    "ignored_notice",
     "subscription_hash",
 ]
 
 #: The event with which clients of Dittofeed change a choice. Here it changes none, because anyone
 #: can send it: a write key is public.
 CHANGE_EVENT: Final = "DFSubscriptionChange"
-#: The type and the outcome as which it is counted, in addition to its own.
-IGNORED: Final = ("subscription", "ignored")
 
 #: Users with the same identifier value that are read and compared at once, between other work of
 #: the event loop (about 3 ms for each secret).
@@ -78,14 +74,6 @@ def subscription_hash(
     """
     message = orjson.dumps({"u": user_id, "w": workspace_id, "i": identifier, "k": identifier_key})
     return hmac.new(secret.encode(), message, hashlib.sha256).hexdigest()
-
-
-def ignored_notice(count: int, period: str) -> str:
-    """Return one line for the operator; the period is such as "in 24 hours"."""
-    return (
-        f"Events {CHANGE_EVENT} change no subscription ({count} {period}): send"
-        " PUT /api/public/subscription-management/user-subscriptions instead"
-    )
 
 
 def body_of_form(data: bytes) -> dict[str, Any]:

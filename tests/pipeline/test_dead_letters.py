@@ -242,6 +242,31 @@ def compare(new: dict[str, Any], old: dict[str, Any] = STORED) -> list[str]:
     return [] if conflict is None else list(conflict.fields)
 
 
+def marked(traits: Any, *dropped: Any) -> dict[str, Any]:
+    return {**STORED, "traits": traits, "context": {"engage": {"droppedTraits": [*dropped]}}}
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "fields"),
+    [
+        ({**STORED, "traits": {"plan": "pro"}}, marked({}, "plan"), []),
+        (marked({}, "plan"), {**STORED, "traits": {"plan": "pro"}}, []),
+        (marked({}, "plan"), STORED, []),
+        (marked({"a": 1}, "plan"), marked({"a": 1, "plan": 2}, "email"), []),
+        (marked({"a": 1}, "plan"), {**STORED, "traits": {"a": 2, "plan": 1}}, ["traits"]),
+        (marked({}, "plan"), {**STORED, "traits": {"Plan": 1}}, ["traits"]),
+        (marked({"a": 1}, "plan"), STORED, ["traits"]),
+        # What a client of an earlier version may have sent there.
+        (marked({"a": 1}, 5, None), marked({"a": 2}), ["traits"]),
+        ({**STORED, "context": {"engage": 1}}, {**STORED, "context": None}, []),
+    ],
+)
+def test_a_removed_trait_is_not_compared(
+    new: dict[str, Any], old: dict[str, Any], fields: list[str]
+) -> None:
+    assert compare(new, old) == fields
+
+
 @pytest.mark.parametrize(
     "changed",
     [

@@ -109,6 +109,7 @@ def compose(
         limits=limits,
         conflicts=conflicts,
         ingest=core.ingest,
+        rules=lambda _workspace_id, _key_id: None,
         clock=lambda: bench.now,
     )
 

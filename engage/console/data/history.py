@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from engage.api import CountStore, CountSum
 from engage.monitoring.history import EVENTS, HOUR, QUEUE, REFUSED, REQUESTS, UNKNOWN_KEY, UP
 from engage.monitoring.metrics import REQUEST_BUCKETS
-from engage.pipeline.subscriptions import IGNORED
+from engage.pipeline.items import NOTICES
 
 if TYPE_CHECKING:
     from engage.api import EventStore
@@ -75,8 +75,8 @@ class Overview:
     #: Id of a write key of the workspace → events with it, of all outcomes. ``?``: requests that
     #: were refused because of their key.
     keys: Mapping[str, Sequence[int]]
-    #: Events that were meant to change a subscription and did not.
-    ignored: int
+    #: The lines of :data:`engage.pipeline.items.NOTICES` → their events.
+    noticed: Mapping[str, int]
 
     @property
     def stopped(self) -> bool:
@@ -134,7 +134,7 @@ def _summed(
     queue: list[int | None] = [None] * steps
     keys: dict[str, list[int]] = collections.defaultdict(lambda: [0] * steps)
     buckets: list[dict[float, int]] = [collections.defaultdict(int) for _ in at]
-    ignored = 0
+    noticed: collections.Counter[str] = collections.Counter()
     for one in sums:
         index, rest = divmod(one.at - at.start, at.step)
         if rest or not 0 <= index < steps:
@@ -145,8 +145,8 @@ def _summed(
             queue[index] = one.greatest
         elif one.name == REQUESTS:
             buckets[index][float(one.labels[0])] += one.total
-        elif one.name == EVENTS and one.labels[1:] == IGNORED:
-            ignored += one.total if one.workspace_id == workspace else 0
+        elif one.name == EVENTS and one.labels[1:] in NOTICES:
+            noticed[NOTICES[one.labels[1:]]] += one.total if one.workspace_id == workspace else 0
         elif one.name == EVENTS and one.workspace_id == workspace:
             key, _, outcome = one.labels
             outcomes[_outcome(outcome)][index] += one.total
@@ -182,7 +182,7 @@ def _summed(
         p95=_bucket_of(whole, 95),
         queue=queue,
         keys=dict(keys),
-        ignored=ignored,
+        noticed=dict(+noticed),
     )
 
 

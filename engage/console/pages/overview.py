@@ -15,7 +15,7 @@ from engage.console.display.snippets import server_url, snippets
 from engage.console.display.sparks import spark_area, spark_line
 from engage.console.pages.rejected import cause_link
 from engage.console.pages.sending import send_test_event
-from engage.pipeline.subscriptions import CHANGE_EVENT, ignored_notice
+from engage.pipeline.subscriptions import CHANGE_EVENT
 from engage.upkeep.letter_groups import group_letters
 from engage.upkeep.live import Wanted
 
@@ -300,10 +300,12 @@ class OverviewHandler(_Reads):
             text = f"{count} had an unknown or disabled write key"
             shown = "#refused" if self.console.live.refused(workspace) else None
             found.append(Notice("refused", text, shown, "Show"))
-        if data is not None and data.ignored:
-            href = self.link("events", workspace=workspace, name=f'"{CHANGE_EVENT}"')
-            text = ignored_notice(data.ignored, PERIODS[data.range])
-            found.append(Notice("warn", text, href, "Show"))
+        if data is not None:
+            for line, events in data.noticed.items():
+                name = f'"{CHANGE_EVENT}"' if CHANGE_EVENT in line else None
+                href = self.link("events", workspace=workspace, name=name)
+                text = line.format(number(events), PERIODS[data.range])
+                found.append(Notice("warn", text, href, "Show"))
         if lag is not None:
             from engage.log.gaps import past_gaps
 

@@ -14,6 +14,7 @@ from engage.console.data.reader import Reader
 from engage.monitoring.history import History
 from engage.monitoring.metrics import Metrics
 from engage.monitoring.refusals import Refusal
+from engage.pipeline.items import DROPPED, IGNORED, NOTICES
 from support.memory_store import MemoryEvents
 from support.sqlite import config_file, open_store
 
@@ -39,6 +40,7 @@ async def counted(store: CountStore, at: int) -> None:
     history.metrics.event("track", "stored", 3, "acme", None)
     history.metrics.event("subscription", "ignored", 2, "acme", "website")
     history.metrics.event("subscription", "ignored", 5, "other", "website")
+    history.metrics.event("traits", "dropped", 3, "acme", "website")
     history.metrics.refused(Refusal(reason="invalid_write_key", status=401, route="track"))
     for milliseconds in [3] * 98 + [40, 20_000]:
         history.metrics.request("track", 200, milliseconds / 1000)
@@ -62,7 +64,7 @@ async def test_the_counters_of_a_workspace_by_minute(tmp_path: Path) -> None:
         "ios": 2,
         "?": 1,
     }
-    assert found.ignored == 6
+    assert found.noticed == {NOTICES[IGNORED]: 6, NOTICES[DROPPED]: 9}
     assert found.queue[54] == 17
     assert found.queue[55] is None
     assert found.latency["p50"][58] is None
