@@ -33,14 +33,14 @@ class _WritingHandler(Handler):
                 self.exchange.set_max_body_size(KEYLESS_BODY.bytes)
                 self.check_length()
         elif self.principal.rules is not None:
-            fields = self.request.fields
-            self.check_rules(self.principal.rules, in_query="Authorization" not in fields)
+            self.check_rules(self.principal.rules)
 
-    def check_rules(self, rules: Rules, *, in_query: bool = False) -> None:
+    def check_rules(self, rules: Rules) -> None:
         """Refuse a request that its key may not make.
 
         :raises ApiError: 403.
         """
+        in_query = any(self.request.query_arguments.get("writeKey", ()))
         rules.check_request(self.request.fields.get("Origin"), in_query=in_query)
 
     def named(self, principal: Principal) -> None:
@@ -75,9 +75,9 @@ class _WritingHandler(Handler):
 class EventHandler(_WritingHandler):
     """Accepts one event; its type is the route's name."""
 
-    def check_rules(self, rules: Rules, *, in_query: bool = False) -> None:
+    def check_rules(self, rules: Rules) -> None:
         """Also refuse an event of a type that the key may not send."""
-        super().check_rules(rules, in_query=in_query)
+        super().check_rules(rules)
         rules.check_operation(self.route.name)
 
     async def post(self) -> None:
