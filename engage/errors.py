@@ -64,6 +64,7 @@ STATUS: Final[Mapping[str, int]] = {
     "write_key_disabled": 403,
     "origin_not_allowed": 403,
     "operation_not_allowed": 403,
+    "identity_not_verified": 403,
     "server_key_exposed": 403,
     "not_found": 404,
     "unknown_provider": 404,

@@ -29,6 +29,7 @@ __all__ = [
     "reason_option",
     "record",
     "type_option",
+    "unverified_option",
 ]
 
 letters_option = workspace_option("The workspace of the letters, if there are several.")
@@ -40,6 +41,11 @@ type_option = click.option(
 )
 new_id_option = click.option(
     "--new-id", is_flag=True, help="Give the event a new message id, which a conflict needs."
+)
+unverified_option = click.option(
+    "--unverified",
+    is_flag=True,
+    help="Replay also an event whose user was not verified, from before verify_identity.",
 )
 reason_option = click.option("--reason", metavar="CODE", help="Only letters with this reason.")
 pointer_option = click.option(

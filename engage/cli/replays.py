@@ -40,6 +40,7 @@ from engage.cli.letters import (
     reason_option,
     record,
     type_option,
+    unverified_option,
 )
 from engage.cli.progress import Progress
 from engage.config import Config
@@ -113,6 +114,7 @@ def check(
 @config_option
 @letters_option
 @new_id_option
+@unverified_option
 @reason_option
 @pointer_option
 @key_option
@@ -124,6 +126,7 @@ def replay(
     config_path: Path,
     workspace_id: str | None,
     new_id: bool,
+    unverified: bool,
     reason: str | None,
     pointer: str | None,
     key: str | None,
@@ -142,13 +145,13 @@ def replay(
     config, workspace = load_chosen(config_path, workspace_id)
     registry = registry_of(ctx, config)
     if every:
-        asyncio.run(_replay_all(registry, config, workspace, wanted, new_id))
+        asyncio.run(_replay_all(registry, config, workspace, wanted, new_id, unverified))
         return
     letter_id, *files = what
     if not _ID.match(letter_id) or len(files) > 1:
         raise click.UsageError("a replay needs the ID of a dead letter and at most one FILE")
     text = _read(files[0]) if files else None
-    asyncio.run(_replay(registry, config, (workspace, letter_id), text, new_id))
+    asyncio.run(_replay(registry, config, (workspace, letter_id), text, new_id, unverified))
 
 
 async def _replay(
@@ -157,13 +160,15 @@ async def _replay(
     place: tuple[str, str],
     text: bytes | None,
     new_id: bool,
+    unverified: bool,
 ) -> None:
     from engage.pipeline.replay import audit_details
 
     async with _app(registry, config) as (app, _):
         letter = await letter_of(kept(app.store), *place)
-        replayed = await app.replays.replay(letter, text, new_id=new_id)
+        replayed = await app.replays.replay(letter, text, new_id=new_id, unverified=unverified)
         details = audit_details(letter, text, replayed)
+        details |= {"unverified": True} if unverified else {}
         await record(app.store, "letter-replayed", details)
     if replayed.outcome == "failed":
         _print_problems(replayed.errors)
@@ -177,6 +182,7 @@ async def _replay_all(
     workspace_id: str,
     wanted: LetterFilter,
     new_ids: bool,
+    unverified: bool,
 ) -> None:
     from engage.pipeline.bulk_replay import BulkReplay
 
@@ -189,6 +195,7 @@ async def _replay_all(
             actor=operator(),
             clock=app.clock,
             new_ids=new_ids,
+            unverified=unverified,
         )
         replay.start()
         try:

@@ -10,6 +10,7 @@ have schemas of the plugins: :mod:`engage.registry` checks them.
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import os
 import re
 import tomllib
@@ -134,8 +135,9 @@ def _arranged(document: dict[str, Any]) -> dict[str, Any]:
     for workspace in document["workspaces"]:
         for item in (workspace, *workspace.get("subscription_groups", ())):
             item.setdefault("name", item["id"])
-        secrets = workspace.pop("subscription_secret", [])
-        workspace["subscription_secrets"] = secrets if isinstance(secrets, list) else [secrets]
+        for name in ("subscription_secret", "identity_secret"):
+            secrets = workspace.pop(name, [])
+            workspace[f"{name}s"] = secrets if isinstance(secrets, list) else [secrets]
     return document
 
 
@@ -223,6 +225,21 @@ def _contradictions(config: Config) -> list[str]:
             ((f"workspaces[{w}].subscription_secret[{s}]", secret) for s, secret in secrets),
             "secret",
         )
+        if workspace.verify_identity == "required" and not workspace.identity_secrets:
+            found.append(f"workspaces[{w}].identity_secret: is missing; verify_identity needs it")
+    # Whoever may have a hash of one user must not get that of another workspace, or a signed link.
+    links = {
+        secret: f"workspaces[{w}].subscription_secret[{s}]"
+        for w, workspace in enumerate(config.workspaces)
+        for s, secret in enumerate(workspace.subscription_secrets)
+    }
+    identities = (
+        (f"workspaces[{w}].identity_secret[{s}]", secret)
+        for w, workspace in enumerate(config.workspaces)
+        for s, secret in enumerate(workspace.identity_secrets)
+    )
+    signing = ((key, secret) for secret, key in links.items())
+    found += _duplicates(itertools.chain(signing, identities), "secret")
     server = config.server
     if server.shutdown_delay >= server.shutdown_grace:
         found.append(

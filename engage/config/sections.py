@@ -289,6 +289,10 @@ class Workspace:
     subscription_groups: tuple[SubscriptionGroup, ...] = ()
     #: Traits of users and groups that no public key may set.
     protected_traits: tuple[str, ...] = ()
+    #: All are accepted.
+    identity_secrets: tuple[str, ...] = dataclasses.field(default=(), repr=False)
+    #: Whether events of public keys need a hash of their user id.
+    verify_identity: Literal["off", "required"] = "off"
     write_keys: tuple[WriteKey, ...] = ()
     #: Enabled provider → its options.
     webhooks: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict, repr=False)

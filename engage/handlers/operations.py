@@ -105,6 +105,7 @@ _EVENT_ERRORS: Final = (
     *_KEY_ERRORS,
     "origin_not_allowed",
     "operation_not_allowed",
+    "identity_not_verified",
     "server_key_exposed",
     "event_refused",
     "message_id_conflict",

@@ -7,17 +7,20 @@ A key without rules, as most are, has ``None`` in their place, so its requests c
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Final
+import hmac
+from typing import TYPE_CHECKING, Any, Final
 
-from engage.errors import key_refused, quote
+from engage.errors import ApiError, key_refused, quote
 
 if TYPE_CHECKING:
     from engage.config import Workspace, WriteKey
 
-__all__ = ["WITHOUT_LETTER", "Rules"]
+__all__ = ["UNVERIFIED", "WITHOUT_LETTER", "Rules"]
 
+#: The code of an event without a valid hash of its user id.
+UNVERIFIED: Final = "identity_not_verified"
 #: The codes of events that their key may not send. No dead letter is kept of them.
-WITHOUT_LETTER: Final = frozenset({"operation_not_allowed"})
+WITHOUT_LETTER: Final = frozenset({"operation_not_allowed", UNVERIFIED})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,18 +35,29 @@ class Rules:
     operations: frozenset[str] = frozenset()
     #: The traits that are removed from its events.
     protected: frozenset[str] = frozenset()
+    #: The secrets that sign user ids; empty: user ids are not verified.
+    identity: tuple[bytes, ...] = dataclasses.field(default=(), repr=False)
 
     @classmethod
     def of(cls, workspace: Workspace, key: WriteKey) -> Rules | None:
         """Return the rules of a key; ``None`` if it has none."""
-        secret = key.kind == "server"
-        if not (secret or key.origins or key.operations or workspace.protected_traits):
-            return None
-        return cls(
-            secret=secret,
+        if key.kind == "server":
+            return cls(secret=True, operations=frozenset(key.operations))
+        rules = dataclasses.replace(
+            cls.of_public(workspace),
             origins=frozenset(origin.lower() for origin in key.origins),
             operations=frozenset(key.operations),
-            protected=frozenset(() if secret else workspace.protected_traits),
+        )
+        return None if rules == cls() else rules
+
+    @classmethod
+    def of_public(cls, workspace: Workspace) -> Rules:
+        """Return the rules that all public keys of a workspace have."""
+        required = workspace.verify_identity == "required"
+        secrets = workspace.identity_secrets if required else ()
+        return cls(
+            protected=frozenset(workspace.protected_traits),
+            identity=tuple(secret.encode() for secret in secrets),
         )
 
     def check_request(self, origin: str | None, *, in_query: bool = False) -> None:
@@ -76,3 +90,29 @@ class Rules:
             raise key_refused(
                 f"it may not send {kind} events, only {allowed}", "operation_not_allowed"
             )
+
+    def check_user(self, item: Any, common: object) -> None:
+        """Check that an item has the hash of its user id: anyone can send any id.
+
+        :param item: as received.
+        :param common: the ``userHash`` of its batch.
+        :raises ApiError: 403 :data:`UNVERIFIED`.
+        """
+        user = item.get("userId") if type(item) is dict else None
+        if user is None or user == "":
+            return
+        own = item.get("context")
+        given = (own.get("userHash") if type(own) is dict else None) or common
+        if type(user) is int:
+            user = str(user)  # as it is stored
+        if type(user) is str and type(given) is str:
+            sent, text = given.lower().encode(), user.encode()
+            for secret in self.identity:
+                right = hmac.digest(secret, text, "sha256").hex().encode()
+                if hmac.compare_digest(right, sent):
+                    return
+        raise ApiError(
+            UNVERIFIED,
+            f"context.userHash is {'wrong' if given else 'missing'}: events with a userId need the"
+            " HMAC-SHA256 of that userId with the identity_secret of the workspace, in hexadecimal",
+        )

@@ -117,17 +117,14 @@ class KeyTable:
         return [key for key in self.keys if key.workspace_id == workspace_id]
 
     def replay_rules(self, workspace_id: str, key_id: str | None) -> Rules | None:
-        """Return the rules that a replay of an event obeys: those about its traits.
+        """Return the rules that a replay of an event obeys: those about its traits and its user.
 
         :param key_id: the key that it came with; one that is gone counts as public.
         """
-        here = (one for one in self._workspaces if one.id == workspace_id)
-        traits = frozenset(trait for one in here for trait in one.protected_traits)
-        if not traits or any(
-            key.kind == "server" for key in self.of(workspace_id) if key.id == key_id
-        ):
+        if any(key.kind == "server" for key in self.of(workspace_id) if key.id == key_id):
             return None
-        return Rules(protected=traits)
+        here = (one for one in self._workspaces if one.id == workspace_id)
+        return next(map(Rules.of_public, here), None)
 
     @property
     def problems(self) -> Sequence[str]:

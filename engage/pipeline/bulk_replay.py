@@ -43,6 +43,7 @@ class BulkReplay:
     :param actor: who started it, for the audit.
     :param clock: returns milliseconds since 1970 UTC.
     :param new_ids: whether the events get new message ids, which conflicts need.
+    :param unverified: see :meth:`engage.pipeline.replay.Replays.replay`.
     """
 
     def __init__(
@@ -55,11 +56,13 @@ class BulkReplay:
         actor: Actor,
         clock: Callable[[], int],
         new_ids: bool = False,
+        unverified: bool = False,
     ) -> None:
         self._store = store
         self._replays = replays
         self._clock = clock
         self._new_ids = new_ids
+        self._unverified = unverified
         self._task: asyncio.Task[None] | None = None
         self._cancelled = False
         self._in_a_row = 0
@@ -122,7 +125,9 @@ class BulkReplay:
             started = time.monotonic()
             page = await self._store.scan_dead_letters(self.workspace_id, after=cursor, limit=PAGE)
             letters = [letter for letter in page.items if self.wanted.matches(letter)]
-            for result in await self._replays.replay_all(letters, new_id=self._new_ids):
+            for result in await self._replays.replay_all(
+                letters, new_id=self._new_ids, unverified=self._unverified
+            ):
                 self._add(result)
             if self.state == "stopped":
                 return
@@ -169,6 +174,7 @@ class BulkReplay:
             **{name: value for name, value in wanted.items() if value is not None},
             "state": self.state,
             "newIds": self._new_ids,
+            "unverified": self._unverified,
             "stored": self.stored,
             "duplicates": self.duplicates,
             "failed": self.failed,

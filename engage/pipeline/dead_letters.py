@@ -17,7 +17,7 @@ import orjson
 from engage.api import API_ORIGIN, CONFLICT, DeadLetter, Event
 from engage.errors import ApiError, Problem
 from engage.pipeline.ids import idempotent_id
-from engage.pipeline.normalise import WRITE_KEY, dropped_traits, without_write_keys
+from engage.pipeline.normalise import WRITE_KEY, dropped_traits, without_hash, without_write_keys
 
 if TYPE_CHECKING:
     from engage.pipeline.normalise import Arrival
@@ -37,6 +37,8 @@ __all__ = [
 MAX_ITEM: Final = 16 * 1024
 #: The envelope of a single event: nothing applied to it that is not in it.
 _NO_ENVELOPE: Final = b"{}"
+#: The same if the user of the event was verified.
+_VERIFIED: Final = b'{"verified":true}'
 
 #: Fields that must be equal in two events with the same message id, or they are a conflict.
 _COMPARED: Final = (
@@ -91,9 +93,10 @@ def envelope_of(arrival: Arrival) -> bytes | None:
     :return: compact JSON without write keys; ``None`` if it is longer than :data:`MAX_ITEM`.
     """
     envelope = arrival.envelope
+    verified = arrival.rules is not None and bool(arrival.rules.identity)
     if envelope is None:
-        return _NO_ENVELOPE
-    document: dict[str, Any] = {}
+        return _VERIFIED if verified else _NO_ENVELOPE
+    document: dict[str, Any] = {"verified": True} if verified else {}
     if envelope.context:
         document["context"] = envelope.context
     if envelope.integrations:
@@ -116,12 +119,15 @@ def letter_of(
 ) -> DeadLetter:
     """Return the dead letter of a refused item, with its first :data:`MAX_ITEM` bytes.
 
-    :param item: the decoded item as received. Members named ``writeKey`` are not kept.
+    :param item: the decoded item as received. Members named ``writeKey`` are not kept, nor
+        ``context.userHash``.
     :param problem: why it was refused.
     :param operation: the type of the route; ``batch`` if the item has its ``type``.
     :param envelope: of the request, see :func:`envelope_of`.
     :param index: the item's index in its batch.
     """
+    if isinstance(item, dict):
+        without_hash(item := dict(item))
     fields: Mapping[str, Any] = item if isinstance(item, dict) else {}
     raw = _encoded(item)
     if WRITE_KEY in raw:

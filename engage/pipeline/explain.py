@@ -43,7 +43,7 @@ from engage.pipeline.conflicts import Conflicts
 from engage.pipeline.dead_letters import find_conflict
 from engage.pipeline.decode import decode_json, decode_json_in_slices, decompress
 from engage.pipeline.items import Items
-from engage.pipeline.normalise import Arrival, Envelope
+from engage.pipeline.normalise import Arrival, Envelope, engage_mark
 from engage.pipeline.transforms import Transforms
 
 if TYPE_CHECKING:
@@ -80,6 +80,8 @@ class Submission:
     message_id: str | None = None
     #: Whether ``message_id`` replaces the message id of the item.
     new_id: bool = False
+    #: Whether the user id counts without its hash.
+    unverified: bool = False
     #: Whether the transforms were applied already.
     transformed: bool = False
     #: The id of the dead letter that is replayed; stored as ``context.engage.replayOf``.
@@ -205,6 +207,14 @@ class Explainer:
                 item["messageId"] = given
         items = self._transformed if submission.transformed else self._items
         arrival = self._arrival(submission, common, now)
+        if arrival.rules is not None and (
+            submission.unverified
+            or common.get("verified") is True
+            or (submission.transformed and type(item) is dict and "verified" in engage_mark(item))
+        ):
+            arrival = dataclasses.replace(
+                arrival, rules=dataclasses.replace(arrival.rules, identity=())
+            )
         event, dropped = items.prepare(
             item, None if operation == "batch" else operation, arrival, 0
         )

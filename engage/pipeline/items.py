@@ -80,8 +80,12 @@ class Items:
         :param kind: the route's type; ``None`` if the item has its ``type``.
         :param index: the item's index in its batch.
         :return: the event, and whether a transform dropped it.
-        :raises ApiError: if the item is invalid, too large, or a transform failed.
+        :raises ApiError: if the item is invalid, too large, its user is not verified, or a
+            transform failed.
         """
+        if arrival.rules is not None and arrival.rules.identity:
+            envelope = arrival.envelope
+            arrival.rules.check_user(item, None if envelope is None else envelope.user_hash)
         if kind is None:
             kind = item.get("type") if type(item) is dict else None
             if type(kind) is not str or kind not in self._validators:

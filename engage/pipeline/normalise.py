@@ -29,11 +29,13 @@ __all__ = [
     "Envelope",
     "apply_transformed",
     "dropped_traits",
+    "engage_mark",
     "normalise",
     "parse_field",
     "parse_time",
     "rfc3339",
     "weight_of",
+    "without_hash",
     "without_write_keys",
 ]
 
@@ -67,7 +69,10 @@ class Envelope:
 
     #: RFC 3339; ``None`` if what was sent is not a valid time.
     sent_at: str | None = None
+    #: Without ``userHash``.
     context: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    #: That of its context, as sent. It is a credential, so it is never stored.
+    user_hash: Any = None
     integrations: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -154,8 +159,14 @@ def normalise(item: Mapping[str, Any], kind: str, arrival: Arrival, index: int =
     context = document.get("context")
     if context and "engage" in context and not arrival.restored:
         document["context"] = {name: value for name, value in context.items() if name != "engage"}
-    if arrival.rules is not None and arrival.rules.protected:
-        _drop_protected(document, arrival.rules.protected)
+    if context and "userHash" in context:
+        without_hash(document)
+    if arrival.rules is not None:
+        if user_id and arrival.rules.identity:
+            common = document.get("context", _EMPTY)
+            document["context"] = {**common, "engage": {**engage_mark(document), "verified": True}}
+        if arrival.rules.protected:
+            _drop_protected(document, arrival.rules.protected)
     if kind == "identify":
         inherited = document.get("context", _EMPTY).get("traits")
         if inherited and type(inherited) is dict:
@@ -250,10 +261,23 @@ def apply_transformed(event: Event, document: dict[str, Any], limit: Limit) -> E
     )
 
 
+def engage_mark(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what engage has noted in an event: its ``context.engage``."""
+    context = document.get("context")
+    mark = context.get("engage") if isinstance(context, dict) else None
+    return mark if isinstance(mark, dict) else _EMPTY
+
+
+def without_hash(item: dict[str, Any]) -> None:
+    """Remove ``context.userHash`` in place; the context itself is not changed."""
+    context = item.get("context")
+    if type(context) is dict and "userHash" in context:
+        item["context"] = {name: context[name] for name in context if name != "userHash"}
+
+
 def dropped_traits(document: Mapping[str, Any]) -> set[str]:
     """Return the names of the protected traits that were removed from an event."""
-    mark = (document.get("context") or _EMPTY).get("engage")
-    names = mark.get("droppedTraits") if isinstance(mark, dict) else None
+    names = engage_mark(document).get("droppedTraits")
     return {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()
 
 
@@ -269,7 +293,8 @@ def _drop_protected(document: dict[str, Any], protected: frozenset[str]) -> None
             dropped |= found
     if dropped:
         dropped |= dropped_traits(document)
-        document["context"] = {**context, "engage": {"droppedTraits": sorted(dropped)}}
+        mark = {**engage_mark(document), "droppedTraits": sorted(dropped)}
+        document["context"] = {**context, "engage": mark}
 
 
 def _drop_nulls(document: dict[str, Any]) -> None:

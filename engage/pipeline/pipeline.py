@@ -18,6 +18,7 @@ import orjson
 from engage.api import Status
 from engage.errors import ApiError, Limit, from_problems, overloaded
 from engage.keys.auth import KEYLESS_BODY, Authenticator, Principal
+from engage.keys.rules import WITHOUT_LETTER
 from engage.pipeline.admission import BRIEF_BODY, LARGE_BODY, SUBSCRIPTIONS_SHARE, Admitted
 from engage.pipeline.clock import Clock
 from engage.pipeline.dead_letters import Conflict, envelope_of, letter_of
@@ -28,7 +29,7 @@ from engage.pipeline.decode import (
     decompress_in_slices,
 )
 from engage.pipeline.items import Items
-from engage.pipeline.normalise import Arrival, Envelope, rfc3339
+from engage.pipeline.normalise import Arrival, Envelope, rfc3339, without_hash
 from engage.pipeline.results import (
     BatchResult,
     Delivered,
@@ -137,7 +138,7 @@ class Pipeline:
                 refusal = error
         if refusal is not None:
             self._count(operation, refusal.code, arrival)
-            if not strict:
+            if not strict and refusal.code not in WITHOUT_LETTER:
                 if len(raw) > LARGE_BODY or encoding != "identity":
                     await asyncio.sleep(0)  # Refusing a large item took a turn of the event loop.
                 letter = letter_of(item, refusal, arrival, operation, envelope_of(arrival))
@@ -383,7 +384,9 @@ class Pipeline:
             # In an item a wrong one is an error; in the envelope it must not fail all items.
             valid = self._valid_fields({"userId": "-", "sentAt": sent_at})
             sent_at = rfc3339(sent_at) if valid else None
-        return Envelope(sent_at=sent_at, context=context, integrations=integrations)
+        user_hash = context.get("userHash")
+        without_hash(common := {"context": context})
+        return Envelope(sent_at=sent_at, integrations=integrations, user_hash=user_hash, **common)
 
 
 def _is_small(raw: bytes, encoding: Encoding) -> bool:

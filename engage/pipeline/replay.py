@@ -47,6 +47,7 @@ from engage.api import (
     WebhookResult,
 )
 from engage.errors import STATUS, ApiError, Problem
+from engage.keys.rules import UNVERIFIED
 from engage.pipeline.dead_letters import MAX_ITEM
 from engage.pipeline.explain import Explained, Explainer, Submission
 from engage.upkeep.time_limit import within
@@ -73,6 +74,11 @@ NOT_REPLAYABLE: Final = "not_replayable"
 #: hundreds of times as large as the text.
 MAX_SHOWN: Final = 1024 * 1024
 
+#: What to do about a replay that fails, by its code.
+_ADVICE: Final = {
+    CONFLICT: "; replay it with a new message id",
+    UNVERIFIED: "; it arrived before that: `engage dead-letters replay --unverified` stores it",
+}
 #: Namespace of the message ids that are made from the id of a letter.
 _NAMESPACE: Final = uuid.UUID("1b0c6a5e-7a0e-5f0e-9a43-5d2f6d3a9c52")
 
@@ -184,9 +190,9 @@ class Replays:
         explained = await self._explainer.check(
             letter.item if text is None else text, _submission(letter, new_id)
         )
-        if explained.outcome != "conflict":
+        if explained.message is None:
             return explained
-        return dataclasses.replace(explained, message=_advice(explained.message))
+        return dataclasses.replace(explained, message=_advice(explained.code, explained.message))
 
     async def replay(
         self,
@@ -194,15 +200,17 @@ class Replays:
         text: bytes | None = None,
         *,
         new_id: bool = False,
+        unverified: bool = False,
     ) -> Replayed:
         """Replay a letter, and remove it when its event is durable. Idempotent.
 
         The parameters are those of :meth:`check`.
 
+        :param unverified: replay it also if its user was not verified, but would have to be.
         :raises StorageUnavailable: if the event may not be durable or the letter may not be
             removed; it is safe to replay it again.
         """
-        (replayed,) = await self._run([(letter, text)], new_id)
+        (replayed,) = await self._run([(letter, text)], new_id, unverified)
         return replayed
 
     async def replay_all(
@@ -210,6 +218,7 @@ class Replays:
         letters: Sequence[DeadLetter],
         *,
         new_id: bool = False,
+        unverified: bool = False,
     ) -> Sequence[Replayed]:
         """Replay letters as :meth:`replay` does, in one write.
 
@@ -217,15 +226,16 @@ class Replays:
         :return: the outcome of each, in their order.
         :raises StorageUnavailable: as :meth:`replay`.
         """
-        return await self._run([(letter, None) for letter in letters], new_id)
+        return await self._run([(letter, None) for letter in letters], new_id, unverified)
 
     # ------------------------------------------------------------------------------------ steps
     async def _run(
         self,
         wanted: Sequence[tuple[DeadLetter, bytes | None]],
         new_id: bool,
+        unverified: bool,
     ) -> Sequence[Replayed]:
-        made = [await self._prepare(letter, text, new_id) for letter, text in wanted]
+        made = [await self._prepare(letter, text, new_id, unverified) for letter, text in wanted]
         events = [one for one in made if isinstance(one, Event)]
         outcomes = iter(await self._write(events) if events else ())
         results = [
@@ -241,7 +251,7 @@ class Replays:
         return results
 
     async def _prepare(
-        self, letter: DeadLetter, text: bytes | None, new_id: bool
+        self, letter: DeadLetter, text: bytes | None, new_id: bool, unverified: bool
     ) -> Event | Replayed:
         """Return the event of a letter, or why there is none, or the outcome of a delivery."""
         obstacle = obstacle_of(letter)
@@ -253,10 +263,10 @@ class Replays:
             return _failed(letter, NOT_REPLAYABLE, obstacle)
         try:
             event, dropped = await self._explainer.prepare(
-                letter.item if text is None else text, _submission(letter, new_id)
+                letter.item if text is None else text, _submission(letter, new_id, unverified)
             )
         except ApiError as error:
-            return _failed(letter, error.code, error.message, error.errors)
+            return _failed(letter, error.code, _advice(error.code, error.message), error.errors)
         if dropped:
             message = "a transform drops this event; delete the letter if that is right"
             return _failed(letter, "dropped", message)
@@ -290,11 +300,11 @@ class Replays:
         problem = await self._conflicts.problem(event, outcome)
         if problem is None:
             return Replayed(letter_id=letter.id, outcome="duplicate", message_id=made)
-        message = _advice(problem.message) if problem.code == CONFLICT else problem.message
+        message = _advice(problem.code, problem.message)
         return _failed(letter, problem.code, message, problem.errors, made)
 
 
-def _submission(letter: DeadLetter, new_id: bool) -> Submission:
+def _submission(letter: DeadLetter, new_id: bool, unverified: bool = False) -> Submission:
     conflict = letter.reason == CONFLICT
     # An equal item that arrives after a replay makes a letter with the same id.
     arrived = f" {letter.received_at}" if new_id else ""
@@ -307,15 +317,16 @@ def _submission(letter: DeadLetter, new_id: bool) -> Submission:
         origin=letter.origin,
         message_id=str(uuid.uuid5(_NAMESPACE, f"{letter.workspace_id} {letter.id}{arrived}")),
         new_id=new_id,
+        unverified=unverified,
         # The letter of a conflict has the event as it would be stored.
         transformed=conflict,
         replay_of=letter.id,
     )
 
 
-def _advice(message: str | None) -> str:
-    """Return the reason of a conflict and advice for the operator."""
-    return f"{message}; replay it with a new message id"
+def _advice(code: str | None, message: str) -> str:
+    """Return why a replay fails, and advice for the operator if there is any."""
+    return f"{message}{_ADVICE.get(code or '', '')}"
 
 
 def _failed(

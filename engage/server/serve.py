@@ -138,7 +138,7 @@ def secrets_of(config: Config, registry: Registry) -> Iterator[str]:
     :param registry: knows which options of plugins are secret.
     """
     for workspace in config.workspaces:
-        yield from workspace.subscription_secrets
+        yield from (*workspace.subscription_secrets, *workspace.identity_secrets)
         for write_key in workspace.write_keys:
             yield write_key.key
     for kind, secret in registry.secrets(config):

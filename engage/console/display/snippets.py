@@ -62,7 +62,7 @@ def snippets(url: str, key: str) -> list[Snippet]:
             "Web page",
             f"""<script>
   (function (calls) {{
-    ["identify", "track", "page", "group", "reset"].forEach(function (name) {{
+    ["identify", "track", "page", "group", "setUserHash", "reset"].forEach(function (name) {{
       calls[name] = calls[name] || function () {{ calls.push([name, [].slice.call(arguments)]); }};
     }});
   }})((window.engage = window.engage || []));

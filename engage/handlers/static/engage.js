@@ -135,7 +135,6 @@
     if (queue.length) later(wait);
   }
 
-  // A beacon has no answer.
   function leave() {
     if (!queue.length) return;
     let part;
@@ -161,6 +160,7 @@
           locale: navigator.language,
           userAgent: navigator.userAgent,
           page: place(),
+          userHash: keep("user_hash") || undefined,
         },
         ...fields,
       });
@@ -193,7 +193,7 @@
       if (silent) return;
       if (isId(userId)) {
         const known = keep("user_id");
-        if (known && known !== `${userId}`) api.reset();
+        if (known && known !== `${userId}`) keep("anonymous_id", null);
         keep("user_id", `${userId}`);
       } else traits = userId || traits;
       add("identify", { traits });
@@ -211,9 +211,14 @@
     group(groupId, traits) {
       add("group", { groupId, traits });
     },
+    /** @param {string} hash */
+    setUserHash(hash) {
+      if (!silent) keep("user_hash", hash);
+    },
     reset() {
       if (silent) return;
       keep("user_id", null);
+      keep("user_hash", null);
       keep("anonymous_id", null);
     },
   };
