@@ -186,6 +186,23 @@ def _no_port(url: str) -> bool:
         return True
 
 
+def _shared_secrets(config: Config) -> list[str]:
+    """Return a line for each secret by which a hash of a user id would be valid elsewhere too: in
+    another workspace, or as a signed link."""
+    links = {
+        secret: f"workspaces[{w}].subscription_secret[{s}]"
+        for w, workspace in enumerate(config.workspaces)
+        for s, secret in enumerate(workspace.subscription_secrets)
+    }
+    identities = (
+        (f"workspaces[{w}].identity_secret[{s}]", secret)
+        for w, workspace in enumerate(config.workspaces)
+        for s, secret in enumerate(workspace.identity_secrets)
+    )
+    signing = ((key, secret) for secret, key in links.items())
+    return _duplicates(itertools.chain(signing, identities), "secret")
+
+
 def _contradictions(config: Config) -> list[str]:
     """Return the problems that a JSON Schema cannot express."""
     found = _duplicates(
@@ -227,19 +244,7 @@ def _contradictions(config: Config) -> list[str]:
         )
         if workspace.verify_identity == "required" and not workspace.identity_secrets:
             found.append(f"workspaces[{w}].identity_secret: is missing; verify_identity needs it")
-    # Whoever may have a hash of one user must not get that of another workspace, or a signed link.
-    links = {
-        secret: f"workspaces[{w}].subscription_secret[{s}]"
-        for w, workspace in enumerate(config.workspaces)
-        for s, secret in enumerate(workspace.subscription_secrets)
-    }
-    identities = (
-        (f"workspaces[{w}].identity_secret[{s}]", secret)
-        for w, workspace in enumerate(config.workspaces)
-        for s, secret in enumerate(workspace.identity_secrets)
-    )
-    signing = ((key, secret) for secret, key in links.items())
-    found += _duplicates(itertools.chain(signing, identities), "secret")
+    found += _shared_secrets(config)
     server = config.server
     if server.shutdown_delay >= server.shutdown_grace:
         found.append(

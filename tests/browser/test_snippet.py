@@ -10,6 +10,7 @@ import pytest
 from browser.snippet import shape, site, visit
 
 from support.browser import Browser, Pages, eventually
+from support.identity import hash_of, start_verifying
 from support.reverse_proxy import reverse_proxy
 from support.server_process import Server
 from support.sqlite import locked
@@ -64,6 +65,41 @@ def test_every_call_is_stored(engage: Server, browser: Browser, pages: Pages) ->
     [user] = engage.export("users")
     assert user["anonymousIds"] == [first["anonymousId"]]
     assert browser.errors() == []
+
+
+def test_the_hash_of_the_user_goes_with_the_user(
+    tmp_path: Path, browser: Browser, pages: Pages
+) -> None:
+    """It is also there on the next page, before any call, and ends with the user."""
+    with start_verifying(tmp_path) as engage:
+        visit(browser, pages, site(engage))
+        browser.run(f"""
+            engage.setUserHash("{hash_of("u-1")}");
+            engage.identify("u-1", {{plan: "pro"}});
+        """)
+        eventually(lambda: engage.export("events"), lambda e: len(e) >= 2)
+        visit(browser, pages, site(engage), "/next")
+        eventually(lambda: engage.export("events"), lambda e: len(e) >= 3)
+        browser.run(f"""
+            engage.setUserHash("{hash_of("u-2")}");
+            engage.identify("u-2");
+            engage.track("Second");
+            engage.identify("u-3");
+            engage.reset();
+            engage.track("Last");
+        """)
+        stored = eventually(lambda: engage.export("events"), lambda e: len(e) >= 6)
+        assert [(*shape(event), event.get("userId")) for event in stored] == [
+            ("page", None, None),
+            ("identify", None, "u-1"),
+            ("page", None, "u-1"),
+            ("identify", None, "u-2"),
+            ("track", "Second", "u-2"),
+            ("track", "Last", None),
+        ]
+        assert hash_of("u-1") not in str(stored)
+        assert browser.run("return localStorage.getItem('engage_user_hash')") is None
+        assert stored[3]["anonymousId"] != stored[2]["anonymousId"]
 
 
 def test_the_snippet_causes_no_preflight(engage: Server, browser: Browser, pages: Pages) -> None:

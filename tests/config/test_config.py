@@ -149,6 +149,8 @@ def test_every_key_is_loaded(write: Any) -> None:
         [[workspaces]]
         id = "other"
         subscription_secret = "one"
+        identity_secret = "two"
+        verify_identity = "required"
     """)
     config = load(path, {"URL": "mongodb://u:p@h/", "OLD": "old", "DIGEST": "5E" * 32})
     assert config.server == ServerConfig(
@@ -212,7 +214,13 @@ def test_every_key_is_loaded(write: Any) -> None:
             ),
             webhooks={"sendgrid": {"verification_key": "x"}},
         ),
-        Workspace(id="other", name="other", subscription_secrets=("one",)),
+        Workspace(
+            id="other",
+            name="other",
+            subscription_secrets=("one",),
+            identity_secrets=("two",),
+            verify_identity="required",
+        ),
     )
 
 
@@ -393,6 +401,36 @@ def test_a_byte_order_mark_and_crlf_are_accepted(write: Any) -> None:
             MINIMAL + 'subscription_secret = ["SECRET", "SECRET"]',
             "workspaces[0].subscription_secret[1]: is the same secret as"
             " workspaces[0].subscription_secret[0]; use a different one",
+        ),
+        (
+            MINIMAL + 'verify_identity = "required"',
+            "workspaces[0].identity_secret: is missing; verify_identity needs it",
+        ),
+        (
+            MINIMAL + 'verify_identity = "on"',
+            'workspaces[0].verify_identity: must be one of "off", "required" (it is "on")',
+        ),
+        (
+            MINIMAL + 'identity_secret = [""]',
+            "workspaces[0].identity_secret[0]: must not be empty",
+        ),
+        (
+            MINIMAL + 'identity_secret = ["SECRET", "SECRET"]',
+            "workspaces[0].identity_secret[1]: is the same secret as"
+            " workspaces[0].identity_secret[0]; use a different one",
+        ),
+        (
+            MINIMAL
+            + 'identity_secret = "SECRET"\n[[workspaces]]\nid = "b"\nidentity_secret = "SECRET"',
+            "workspaces[1].identity_secret[0]: is the same secret as"
+            " workspaces[0].identity_secret[0]; use a different one",
+        ),
+        (
+            MINIMAL
+            + 'identity_secret = "SECRET"\n[[workspaces]]\nid = "b"'
+            + '\nsubscription_secret = "SECRET"',
+            "workspaces[0].identity_secret[0]: is the same secret as"
+            " workspaces[1].subscription_secret[0]; use a different one",
         ),
         (
             MINIMAL * 2,

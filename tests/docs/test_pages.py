@@ -21,7 +21,8 @@ from engage.api import Event, LogRecord, record_of, render_time, unpack
 from engage.cli import main
 from engage.config import config_schema, load
 from engage.config.removed import without_removed
-from engage.errors import STATUS, error_body, from_problems
+from engage.errors import STATUS, ApiError, error_body, from_problems
+from engage.keys.rules import Rules
 from engage.pipeline.subscriptions import subscription_hash
 from engage.pipeline.validate import Schemas
 from engage.registry import load_plugins
@@ -195,7 +196,7 @@ def test_the_example_of_engage_register_commands_works() -> None:
     ("user_id", "identifier"), [("user-1", "a@b.co"), ('ü"1', "é\n@b.co"), ("\0\x7f", "\u2028</")]
 )
 def test_the_hash_of_the_page_is_that_of_the_server(user_id: str, identifier: str) -> None:
-    (block,) = blocks((ROOT / "docs/events.md").read_text("utf-8"), "python")
+    _, block = blocks((ROOT / "docs/events.md").read_text("utf-8"), "python")
     names: dict[str, Any] = {}
     exec(compile(block, "events.md", "exec"), names)
     assert names["subscription_hash"]("s", user_id, "acme", identifier, "email") == (
@@ -203,6 +204,17 @@ def test_the_hash_of_the_page_is_that_of_the_server(user_id: str, identifier: st
             "s", user_id=user_id, workspace_id="acme", identifier=identifier, identifier_key="email"
         )
     )
+
+
+@pytest.mark.parametrize("user_id", ["user-1", 'ü"1', "\0\u2028"])
+def test_the_hash_of_a_user_id_on_the_page_is_that_of_the_server(user_id: str) -> None:
+    block, _ = blocks((ROOT / "docs/events.md").read_text("utf-8"), "python")
+    names: dict[str, Any] = {"secret": "ü", "user_id": user_id}
+    exec(compile(block, "events.md", "exec"), names)
+    item = {"userId": user_id, "context": {"userHash": names["user_hash"]}}
+    Rules(identity=("ü".encode(),)).check_user(item, None)
+    with pytest.raises(ApiError):
+        Rules(identity=(b"u",)).check_user(item, None)
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/http.md"])

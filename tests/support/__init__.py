@@ -33,6 +33,7 @@ A server and clients:
 
 - ``server_process``: ``engage serve`` as a process; start here to test a whole server;
   ``made_up_version`` makes it one of the next version
+- ``identity``: such a server that verifies users, and their hashes
 - ``senders``: threads that send events to it while a test breaks what is behind it
 - ``loader_process``: ``engage load`` as a process beside it, and how its store is judged;
   ``loader_nursery``: loaders that are killed by the dozen
