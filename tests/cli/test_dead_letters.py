@@ -23,6 +23,7 @@ from engage.cli import main
 from engage.testing.factories import letter
 from engage.upkeep.audit import AUDIT, AuditEntry, read_entry
 from support import commands
+from support.identity import REQUIRED
 from support.replay import make_bench
 from support.sqlite import config_file, open_store
 from support.waiting import wait_for
@@ -288,6 +289,23 @@ def test_all_letters_of_a_reason_are_replayed(stored: Path) -> None:
     assert (entry.action, entry.details["stored"]) == ("letters-replayed", 57)
     result = run("replay", *place, "--reason", "nothing", "--all")
     assert (result.exit_code, result.stdout) == (0, "0 stored, 0 stored before, 0 failed\n")
+
+
+def test_letters_from_before_users_were_verified_need_the_operators_word(stored: Path) -> None:
+    many(stored, 5)
+    text = stored.read_text()
+    stored.write_text(text.replace('id = "acme"\n', f'id = "acme"\n{REQUIRED}\n', 1))
+    place = ("--config", stored, "--workspace", "acme")
+    one = run("replay", *place, f"{4:032x}")
+    assert one.exit_code == 1
+    assert "identity_not_verified" in one.stderr
+    assert "replay --unverified" in one.stderr
+    refused = run("replay", *place, "--reason", "transform_failed", "--all")
+    assert refused.stdout == "0 stored, 0 stored before, 5 failed\n"
+    assert run("replay", *place, "--unverified", f"{4:032x}").exit_code == 0
+    several = run("replay", *place, "--unverified", "--reason", "transform_failed", "--all")
+    assert several.stdout == "1 stored, 0 stored before, 3 failed\n"
+    assert [entry.details.get("unverified") for entry in audit(stored)] == [None, False, True, True]
 
 
 def test_a_replay_that_was_killed_is_run_again(stored: Path) -> None:
