@@ -20,6 +20,8 @@ from engage.http1.addresses import networks
 from engage.http1.listener import Listener
 from engage.http1.shared import Bounds
 from engage.keys.auth import Authenticator
+from engage.keys.guards import Guards
+from engage.keys.quotas import Quotas
 from engage.keys.table import KeyTable
 from engage.monitoring.metrics import Metrics
 from engage.pipeline.clock import Clock
@@ -56,14 +58,15 @@ def build(
     had_store: bool = False,
     supervised: bool = False,
     direct: bool = False,
+    buckets: int | None = None,
 ) -> App:
     """Compose the server without opening anything.
 
     :param metrics: counts what happens; nothing is counted by default.
     :param direct: write to the storage although the config has a log, for a command or the console,
         which need to know the outcome of an event.
-    :param had_store: see :attr:`engage.api.StorageContext.had_store`.
-    :param supervised: see :attr:`engage.api.StorageContext.supervised`.
+    :param buckets: see :func:`engage.keys.buckets.open_buckets`.
+    :param had_store: with ``supervised``, see :class:`engage.api.StorageContext`.
     :raises ConfigError: if an option is wrong, or the storage lacks a feature that the config
         requires.
     """
@@ -72,15 +75,16 @@ def build(
     schemas = Schemas.load()
     store = registry.make_storage(config, had_store=had_store, supervised=supervised)
     front = None if direct else _make_front(config, registry, metrics, clock)
-    authenticator = Authenticator(config.workspaces)
+    quotas = Quotas(config, store, lambda: keys.keys, clock) if config.has_quotas else None
+    guards = Guards(config.limits, buckets, quotas)
+    authenticator = Authenticator(config.workspaces, guards)
     keys = KeyTable(config.workspaces, authenticator, store, timeout=config.storage.write_timeout)
     readiness = _make_readiness(config, store if front is None else front.log, keys)
     # With a log, the loaders know which events are stored, and call the observers.
     observers = Observers({} if front else dict(registry.make_observers(config)), metrics)
     ingest = _make_ingest(config, store, front, observers, readiness, metrics)
-    transforms = Transforms(
-        registry.make_transforms(config), schemas, json_depth=config.limits.json_depth
-    )
+    depth = config.limits.json_depth
+    transforms = Transforms(registry.make_transforms(config), schemas, json_depth=depth)
     conflicts = Conflicts(ingest)
     pipeline = Pipeline(
         workspaces=config.workspaces,
@@ -94,21 +98,13 @@ def build(
         clock=clock,
         catch_up=None if front is None else front.catch_up,
     )
-    explainer = Explainer(
-        schemas=schemas,
-        transforms=transforms,
-        limits=config.limits,
-        conflicts=conflicts,
-        ingest=ingest,
-        rules=keys.replay_rules,
-        clock=clock,
-    )
     services = Services(
         config=config,
         body_limit=Limit(config.limits.body_bytes, "limits.body_bytes"),
         pipeline=pipeline,
         authenticator=authenticator,
         keys=keys,
+        guards=guards,
         cors=CorsPolicy(config.cors),
         readiness=readiness,
         deliveries=_make_deliveries(config, registry, metrics, pipeline, ingest, clock),
@@ -122,7 +118,15 @@ def build(
         ingest=ingest,
         observers=observers,
         metrics=metrics,
-        explainer=explainer,
+        explainer=Explainer(
+            schemas=schemas,
+            transforms=transforms,
+            limits=config.limits,
+            conflicts=conflicts,
+            ingest=ingest,
+            rules=keys.replay_rules,
+            clock=clock,
+        ),
         conflicts=conflicts,
     )
     return app
@@ -223,6 +227,8 @@ class App:
         self.store = ingest.store
         #: The write keys that are accepted; they follow the store while it is open.
         self.keys = services.keys
+        #: What may be stored in a day; ``None``: any amount.
+        self.quotas = services.guards.quotas
         #: Receives webhook deliveries, and can translate dead letters again.
         self.deliveries = services.deliveries
         #: Finds out what would become of an event, and replays dead letters.

@@ -76,6 +76,7 @@ STATUS: Final[Mapping[str, int]] = {
     "batch_too_large": 413,
     "unsupported_encoding": 415,
     "rate_limited": 429,
+    "quota_exceeded": 429,
     "headers_too_large": 431,
     "internal_error": 500,
     "storage_unavailable": 503,

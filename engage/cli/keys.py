@@ -22,12 +22,12 @@ from engage.cli.common import (
     workspace_option,
 )
 from engage.keys.changes import KeyState, change_key, create_key
-from engage.keys.effective import Key, list_keys, words
+from engage.keys.effective import Key, list_keys, rate_of, shown_rate, words
 
 _workspace_option = workspace_option("The workspace of the key, if there are several.")
 _COLUMNS: Final = (
     *("WORKSPACE", "ID", "KEY", "STATE", "SOURCE", "CREATED", "NAME"),
-    *("KIND", "ORIGINS", "OPERATIONS"),
+    *("KIND", "ORIGINS", "OPERATIONS", "RATE"),
 )
 _IN_EFFECT: Final = "The server follows within 2.5 seconds; it need not be restarted."
 
@@ -50,7 +50,7 @@ def list_(ctx: click.Context, config_path: Path, workspace_id: str | None) -> No
 
     Each line has: workspace, id, key (a server key is not known), state (active, disabled or
     archived), source (config or store), time of creation, name, kind (public or server), origins,
-    operations.
+    operations, rate.
     """
     config = load_with(config_path, workspace_id)
     found = with_store(ctx, config, lambda store: list_keys(store, config.workspaces))
@@ -88,6 +88,12 @@ def list_(ctx: click.Context, config_path: Path, workspace_id: str | None) -> No
     default="",
     help="It may send only events of these types, such as track,page.",
 )
+@click.option(
+    "--rate",
+    metavar="NUMBER",
+    default="",
+    help="Events a second, or events_per_second=100,burst=500,bytes_per_second=1000000.",
+)
 @click.pass_context
 def add(
     ctx: click.Context,
@@ -98,13 +104,19 @@ def add(
     kind: str | None,
     origins: str,
     operations: str,
+    rate: str,
 ) -> None:
     """Create a write key, and print it.
 
     Every process of the server accepts it from its first use on. A server key is printed only now:
     the store keeps its SHA-256.
     """
-    options = {"kind": kind, "origins": words(origins), "operations": words(operations)}
+    options = {
+        "kind": kind,
+        "origins": words(origins),
+        "operations": words(operations),
+        "rate": rate_of(rate),
+    }
     config, chosen = load_chosen(config_path, workspace_id)
     key = with_store(
         ctx,
@@ -173,4 +185,5 @@ def _row(key: Key) -> tuple[str, ...]:
     return (
         *(key.workspace_id, key.id, key.key or "-", state, key.source, created, key.name or "-"),
         *(key.kind, ",".join(key.origins) or "-", ",".join(key.operations) or "-"),
+        shown_rate(key.rate) or "-",
     )

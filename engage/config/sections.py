@@ -27,6 +27,8 @@ __all__ = [
     "LogConfig",
     "Logging",
     "Plugins",
+    "Quota",
+    "Rate",
     "Retention",
     "Selected",
     "ServerConfig",
@@ -49,8 +51,12 @@ def config_schema() -> dict[str, Any]:
 
 def default(key: str) -> Any:
     """Return the default of a key such as ``server.port``, or ``None`` if it has none."""
-    section, _, name = key.partition(".")
-    value = config_schema()["properties"][section]["properties"][name].get("default")
+    schema = config_schema()
+    for name in key.split("."):
+        schema = schema["properties"][name]
+        if "$ref" in schema:
+            schema = config_schema()["$defs"][schema["$ref"].rpartition("/")[2]] | schema
+    value = schema.get("default")
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -143,6 +149,27 @@ class LogConfig:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """``[limits.rate]``: what each write key may send to one host; 0: any amount."""
+
+    events_per_second: float = default("limits.rate.events_per_second")
+    #: ``None``: as many as in a second.
+    burst: int | None = default("limits.rate.burst")
+    bytes_per_second: float = default("limits.rate.bytes_per_second")
+    #: Requests of one address that are answered 401 or 404.
+    unauthenticated_per_second: float = default("limits.rate.unauthenticated_per_second")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Quota:
+    """``[limits.quota]`` and ``[workspaces.quota]``: what may be stored in a UTC day; 0: any
+    amount."""
+
+    events_per_day: int = default("limits.quota.events_per_day")
+    bytes_per_day: int = default("limits.quota.bytes_per_day")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """``[limits]``: sizes are in bytes."""
 
@@ -181,6 +208,9 @@ class Limits:
     dead_letter_bytes: int = default("limits.dead_letter_bytes")
     #: Of the deliveries.
     webhook_dead_letter_bytes: int = default("limits.webhook_dead_letter_bytes")
+    rate: Rate = Rate()
+    #: Of each write key.
+    quota: Quota = Quota()
 
     @property
     def dead_letter_budget(self) -> DeadLetterBudget:
@@ -270,6 +300,8 @@ class WriteKey:
     origins: tuple[str, ...] = ()
     #: The types of the events that it may send; empty: all.
     operations: tuple[str, ...] = ()
+    #: What it may send, in place of the keys of ``[limits.rate]`` with these names.
+    rate: Mapping[str, float] = dataclasses.field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         digest = hashlib.sha256(self.key.encode()).hexdigest() if self.key else self.sha256.lower()
@@ -293,6 +325,8 @@ class Workspace:
     identity_secrets: tuple[str, ...] = dataclasses.field(default=(), repr=False)
     #: Whether events of public keys need a hash of their user id.
     verify_identity: Literal["off", "required"] = "off"
+    #: Of all its public keys together.
+    quota: Quota = Quota()
     write_keys: tuple[WriteKey, ...] = ()
     #: Enabled provider → its options.
     webhooks: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict, repr=False)
@@ -326,3 +360,9 @@ class Config:
     #: A line for each key that an earlier version had. Those of the options of plugins:
     #: :meth:`engage.registry.Registry.warnings`.
     warnings: tuple[str, ...] = ()
+
+    @property
+    def has_quotas(self) -> bool:
+        """Whether it limits what is stored in a day."""
+        quotas = (self.limits.quota, *(workspace.quota for workspace in self.workspaces))
+        return any(quota.events_per_day or quota.bytes_per_day for quota in quotas)

@@ -36,6 +36,7 @@ from engage.http1 import early_errors
 from engage.http1.addresses import client_address
 from engage.http1.exchange import Failure
 from engage.keys.auth import UnknownKeyError
+from engage.keys.guards import STRANGE
 from engage.pipeline.decode import check_encoding
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from engage.http1.addresses import Network
     from engage.http1.exchange import Exchange
     from engage.keys.auth import Authenticator, Principal
+    from engage.keys.guards import Guards
     from engage.keys.table import KeyTable
     from engage.pipeline.decode import Encoding
     from engage.pipeline.pipeline import Pipeline
@@ -89,6 +91,7 @@ class Services:
     pipeline: Pipeline
     authenticator: Authenticator
     keys: KeyTable
+    guards: Guards
     cors: CorsPolicy
     readiness: Readiness
     deliveries: Deliveries
@@ -281,6 +284,8 @@ class Handler(httputil.HTTPMessageDelegate):
         :param raised: an :class:`ApiError` or any other exception.
         """
         error = from_exception(raised)
+        if error.status in STRANGE:
+            error = self.services.guards.answer(error, self.client_address)
         if error.code == "internal_error" and error is not raised:
             _log.error(
                 "%s failed",
@@ -377,10 +382,20 @@ class Handler(httputil.HTTPMessageDelegate):
         is there already if it came together with the head.
         """
         self.exchange.leave_unread()
-        await self.services.keys.wait(unknown, held=len(self.body))
+        await self.wait_for_key(unknown)
         if not self._answered:
             self.check()
             self.exchange.read_on()
+
+    async def wait_for_key(self, unknown: UnknownKeyError) -> None:
+        """Wait until the keys in the store were read again, because a key is unknown.
+
+        :raises ApiError: as :meth:`engage.keys.table.KeyTable.wait`. The unknown key itself, if the
+            address of the client has sent too many: then the store is not read for it.
+        """
+        if self.services.guards.is_over(self.client_address):
+            raise unknown
+        await self.services.keys.wait(unknown, held=len(self.body))
 
     def _failed(self, failure: Failure) -> ApiError:
         if failure is Failure.TIMEOUT:

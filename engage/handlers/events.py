@@ -32,8 +32,11 @@ class _WritingHandler(Handler):
                 self.body_limit = KEYLESS_BODY
                 self.exchange.set_max_body_size(KEYLESS_BODY.bytes)
                 self.check_length()
-        elif self.principal.rules is not None:
+            return
+        if self.principal.rules is not None:
             self.check_rules(self.principal.rules)
+        if self.principal.guard is not None and not self._complete:
+            self.principal.guard.check()  # A body that has not arrived is not read.
 
     def check_rules(self, rules: Rules) -> None:
         """Refuse a request that its key may not make.
@@ -57,7 +60,7 @@ class _WritingHandler(Handler):
 
         :raises ApiError: otherwise.
         """
-        await self.services.keys.wait(unknown, held=len(self.body))
+        await self.wait_for_key(unknown)
         self.services.authenticator.body(unknown.key)
 
     @property

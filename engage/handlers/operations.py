@@ -111,6 +111,8 @@ _EVENT_ERRORS: Final = (
     "message_id_conflict",
     "transform_failed",
     "event_too_large",
+    "rate_limited",
+    "quota_exceeded",
 )
 
 
@@ -179,7 +181,12 @@ OPERATIONS: Final[Sequence[Operation]] = (
         request="subscriptions",
         form=True,
         success="subscriptions",
-        errors=(*_BODY_ERRORS, "invalid_user_hash", "unknown_subscription_group"),
+        errors=(
+            *_BODY_ERRORS,
+            "invalid_user_hash",
+            "unknown_subscription_group",
+            "rate_limited",
+        ),
     ),
     Operation(
         id="webhook",
@@ -224,7 +231,7 @@ OPERATIONS: Final[Sequence[Operation]] = (
         tag="Clients",
         success="project-settings",
         conditional=True,
-        errors=("not_found", "storage_unavailable", "overloaded"),
+        errors=("not_found", "rate_limited", "storage_unavailable", "overloaded"),
         parameters=(
             Parameter(
                 name="writeKey",
@@ -246,7 +253,13 @@ OPERATIONS: Final[Sequence[Operation]] = (
         tag="Clients",
         success="source-config",
         conditional=True,
-        errors=("missing_write_key", "invalid_write_key", "storage_unavailable", "overloaded"),
+        errors=(
+            "missing_write_key",
+            "invalid_write_key",
+            "rate_limited",
+            "storage_unavailable",
+            "overloaded",
+        ),
         key=True,
     ),
     Operation(

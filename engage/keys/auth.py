@@ -29,6 +29,7 @@ from engage.monitoring.refusals import SCHEMES
 
 if TYPE_CHECKING:
     from engage.config import Workspace, WriteKey
+    from engage.keys.guards import Guard, Guards
 
 __all__ = ["KEYLESS_BODY", "Authenticator", "Principal", "UnknownKeyError"]
 
@@ -47,6 +48,8 @@ class Principal:
     workspace: Workspace
     #: Only its id is stored and logged, never the key.
     write_key: WriteKey
+    #: ``None``: the key may send without limit.
+    guard: Guard | None = None
     #: ``None``: the key has none.
     rules: Rules | None = dataclasses.field(init=False)
 
@@ -70,9 +73,11 @@ class Authenticator:
     """Finds the principal of a request.
 
     :param workspaces: the workspaces of the config. A write key is unique among all of them.
+    :param guards: makes the limits of keys; ``None``: there are none.
     """
 
-    def __init__(self, workspaces: Iterable[Workspace]) -> None:
+    def __init__(self, workspaces: Iterable[Workspace], guards: Guards | None = None) -> None:
+        self._guards = guards
         #: ``None`` until the keys were read.
         self._by_key: dict[str, Principal] | None = {}
         self._by_digest: dict[str, Principal] = {}
@@ -81,22 +86,21 @@ class Authenticator:
         # By the usual form of the header, so that a lookup needs no parsing.
         self._by_header: dict[str, Principal] = {}
         self.replace(
-            Principal(workspace, write_key)
-            for workspace in workspaces
-            for write_key in workspace.write_keys
+            (workspace, write_key) for workspace in workspaces for write_key in workspace.write_keys
         )
 
-    def replace(self, principals: Iterable[Principal] | None) -> None:
+    def replace(self, keys: Iterable[tuple[Workspace, WriteKey]] | None) -> None:
         """Use these write keys from now on.
 
-        :param principals: at most one for each key; ``None``: every request with a key gets a 503,
-            because it is not known which keys there are.
+        :param keys: with their workspaces, none twice; ``None``: every request with a key gets a
+            503, because it is not known which keys there are.
         """
         by_key: dict[str, Principal] = {}
         by_digest: dict[str, Principal] = {}
         by_header: dict[str, Principal] = {}
-        for principal in principals or ():
-            write_key = principal.write_key
+        for workspace, write_key in keys or ():
+            guard = None if self._guards is None else self._guards.of(workspace.id, write_key)
+            principal = Principal(workspace, write_key, guard)
             key = write_key.key or self._sent.get(write_key.sha256)
             if write_key.kind == "server":
                 by_digest[write_key.sha256] = principal
@@ -104,7 +108,7 @@ class Authenticator:
                 by_key[write_key.key] = principal
             if key is not None and not write_key.disabled:
                 by_header.update(dict.fromkeys(_usual_headers(key), principal))
-        self._by_key = None if principals is None else by_key
+        self._by_key = None if keys is None else by_key
         self._by_digest = by_digest
         self._by_header = by_header
 

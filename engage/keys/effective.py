@@ -11,13 +11,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
 import orjson
 
-from engage.api import EventStore, Record, RecordStore
+from engage.api import EngageError, EventStore, Record, RecordStore
 from engage.config import Workspace, WriteKey, key_problem
 from engage.upkeep.export import all_pages
 
@@ -32,7 +32,9 @@ __all__ = [
     "is_possible_key",
     "list_keys",
     "options_of",
+    "rate_of",
     "read_key_records",
+    "shown_rate",
     "stored_key",
     "words",
 ]
@@ -47,6 +49,7 @@ KEY_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_\-]{0,63}")
 #: The form of a key, as in ``schemas/config.json``.
 _KEY: Final = re.compile(r"[!-9;-~]{1,512}")
 
+_NUMBER: Final = re.compile(r"\d{1,15}(\.\d{1,6})?", re.ASCII)
 
 #: The names of what an operator chooses for a key, in the config and in its record alike.
 _FIELDS: Final = tuple(field.name for field in dataclasses.fields(WriteKey))
@@ -217,6 +220,25 @@ def stored_key(record: Record) -> Key | None:
 def words(text: str) -> list[str]:
     """Return the items of a list that an operator wrote, divided by commas or spaces."""
     return text.replace(",", " ").split()
+
+
+def rate_of(text: str) -> dict[str, float]:
+    """Return the rate that an operator wrote: ``100``, or ``events_per_second=100,burst=500``.
+
+    :raises EngageError: if it has another form.
+    """
+    rate: dict[str, float] = {}
+    for word in words(text):
+        name, _, value = word.rpartition("=")
+        if not _NUMBER.fullmatch(value):
+            raise EngageError(f"rate: {word!r} must end with a number, as in burst=500")
+        rate[name or "events_per_second"] = float(value)
+    return rate
+
+
+def shown_rate(rate: Mapping[str, float]) -> str:
+    """Return a rate as :func:`rate_of` reads it."""
+    return ",".join(f"{name}={value:.15g}" for name, value in rate.items())
 
 
 def options_of(key: WriteKey) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from typing import Final
 from engage.api import EventStore, Record, RecordStore, StorageError, StorageUnavailable
 from engage.config import Workspace
 from engage.errors import overloaded, storage_unavailable
-from engage.keys.auth import Authenticator, Principal, UnknownKeyError
+from engage.keys.auth import Authenticator, UnknownKeyError
 from engage.keys.effective import (
     KEY,
     OVERRIDE,
@@ -250,7 +250,5 @@ class KeyTable:
         for problem in set(effective.problems).difference(self._effective.problems):
             _log.warning("%s", problem)
         workspaces = {workspace.id: workspace for workspace in self._workspaces}
-        self._authenticator.replace(
-            Principal(workspaces[key.workspace_id], key) for key in effective.keys
-        )
+        self._authenticator.replace((workspaces[key.workspace_id], key) for key in effective.keys)
         self._effective = effective

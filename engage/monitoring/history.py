@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counters per minute and hour of this process, written to the store.
+"""Counters per minute, hour and day of this process, written to the store.
 
 Their history survives a restart, and the processes of all hosts add up. A process writes the
 *absolute* value of a counter in a minute, under an id that it makes when it starts: a write that
@@ -16,6 +16,8 @@ name of the counter   labels
 :data:`WRITES`        upper bound of the duration in seconds
 :data:`QUEUE`         none; the most events that waited for the storage (not a sum)
 :data:`UP`            version of engage; 1 in every minute in which the process ran
+:data:`STORED`        write key id; the events that were stored. Only per day
+:data:`STORED_BYTES`  write key id; the bytes of these events. Only per day
 ====================  ============================================================================
 """
 
@@ -25,6 +27,7 @@ import collections
 import itertools
 import secrets
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 import engage
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from engage.monitoring.metrics import Metrics
 
 __all__ = [
+    "DAY",
     "EVENTS",
     "HOUR",
     "HOURS_KEPT",
@@ -43,6 +47,8 @@ __all__ = [
     "QUEUE",
     "REFUSED",
     "REQUESTS",
+    "STORED",
+    "STORED_BYTES",
     "UNKNOWN_KEY",
     "UP",
     "WEBHOOKS",
@@ -57,6 +63,8 @@ REQUESTS: Final = "requests"
 WRITES: Final = "writes"
 QUEUE: Final = "queue"
 UP: Final = "up"
+STORED: Final = "stored"
+STORED_BYTES: Final = "stored_bytes"
 
 #: The write key id under which requests without a known key are counted.
 UNKNOWN_KEY: Final = "?"
@@ -66,7 +74,8 @@ INFINITE: Final = "inf"
 #: Lengths of the steps in seconds.
 MINUTE: Final = 60
 HOUR: Final = 3600
-#: How long counters are kept: milliseconds.
+DAY: Final = 86400
+#: How long counters are kept: milliseconds. Those per day as long as those per minute.
 MINUTES_KEPT: Final = 2 * DAY_MS
 HOURS_KEPT: Final = 90 * DAY_MS
 
@@ -89,7 +98,7 @@ _Values = dict[_Name, int]
 
 
 class History:
-    """Turns the table of a process into counters per minute and hour.
+    """Turns the table of a process into counters per minute, hour and day.
 
     :param metrics: the table.
     """
@@ -103,32 +112,42 @@ class History:
         self.now = time.time_ns() // 1_000_000
         self._minute = 0
         self._hour = 0
+        self._day = 0
         # The numbers of the table at the start of the minute.
         self._before: _Values = {}
         self._in_hour: _Values = {}
+        self._in_day: _Values = {}
+        # What the store had of this day at its last write, and at the last read of the quotas.
+        self._day_written: _Values = {}
+        self._day_read: _Values = {}
         # Start of a step → its values, oldest first; those of the current steps are not here.
         self._unwritten: dict[tuple[int, int], _Values] = {}
         self._written: dict[tuple[int, int], _Values] = {}
 
     def turn(self, now: int) -> None:
-        """Begin a new minute, and a new hour, if the time has come.
+        """Begin a new minute, hour and day, if the time has come.
 
         :param now: milliseconds since 1970 UTC.
         """
         minute = now - now % (MINUTE * 1000)
         hour = now - now % (HOUR * 1000)
+        day = now - now % DAY_MS
         if self._minute == 0:
-            self._minute, self._hour = minute, hour
+            self._minute, self._hour, self._day = minute, hour, day
         self.now = now
         if minute == self._minute:
             return
+        self._in_day = self._today()
         values = self._take()
         self._keep((MINUTE, self._minute), values)
         _add(self._in_hour, values)
         if hour != self._hour:
             self._keep((HOUR, self._hour), self._in_hour)
             self._in_hour = {}
-        self._minute, self._hour = minute, hour
+        if day != self._day:
+            self._keep((DAY, self._day), self._in_day)
+            self._in_day, self._day_written, self._day_read = {}, {}, {}
+        self._minute, self._hour, self._day = minute, hour, day
 
     async def write_to(self, store: CountStore) -> None:
         """Write the numbers that have changed since the last call.
@@ -141,6 +160,7 @@ class History:
         steps = dict(self._unwritten)
         steps[MINUTE, self._minute] = current
         steps[HOUR, self._hour] = hour
+        steps[DAY, self._day] = today = self._today()
         counts = [
             Count(
                 step=step,
@@ -158,7 +178,39 @@ class History:
         for start in range(0, len(counts), MAX_ROWS):
             await store.put_counts(counts[start : start + MAX_ROWS])
         self._unwritten.clear()
-        self._written = {(MINUTE, self._minute): current, (HOUR, self._hour): hour}
+        self._written = {
+            (MINUTE, self._minute): current,
+            (HOUR, self._hour): hour,
+            (DAY, self._day): today,
+        }
+        self._day_written = today
+
+    def note_read(self) -> None:
+        """Note that the sums of the day were read: what was written before is in them."""
+        self._day_read = self._day_written
+
+    def unread(self) -> Mapping[tuple[str, str, str], int]:
+        """Return what was stored today and was not in the sums that were read last.
+
+        :return: (workspace, :data:`STORED` or :data:`STORED_BYTES`, write key id) → the number.
+        """
+        before = self._day_read
+        return {
+            (workspace_id, name, labels[0]): value - before.get((workspace_id, name, labels), 0)
+            for (workspace_id, name, labels), value in self._today().items()
+        }
+
+    def _today(self) -> _Values:
+        """Return what was stored today."""
+        metrics = self.metrics
+        metrics.fold()
+        values = collections.Counter(self._in_day)
+        for (workspace_id, key_id, _, outcome), count in metrics.minute["events"].items():
+            if key_id and outcome == "stored":
+                values[workspace_id, STORED, (key_id,)] += count
+        for (workspace_id, key_id), size in metrics.stored_bytes.items():
+            values[workspace_id, STORED_BYTES, (key_id,)] += size
+        return values
 
     def _values(self) -> _Values:
         """Return the values of the current minute."""
@@ -203,6 +255,7 @@ class History:
         self._before = self._totals()
         for counts in self.metrics.minute.values():
             counts.clear()
+        self.metrics.stored_bytes.clear()
         self.metrics.longest_queue = 0
         return values
 

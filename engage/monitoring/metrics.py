@@ -172,6 +172,9 @@ class Metrics:
         }
         #: Events and refused requests of this minute, by workspace, write key and two more labels.
         self.minute = {"events": _by_key(), "refused_requests": _by_key()}
+        #: The bytes of the events that were stored in this minute, by workspace and write key.
+        self.stored_bytes: collections.defaultdict[tuple[str, str], int]
+        self.stored_bytes = collections.defaultdict(int)
         #: The latest requests that were refused.
         self.refusals = Refusals()
         #: The most events that waited since it was last set to 0.
@@ -223,6 +226,14 @@ class Metrics:
         # Clients choose the name of an unknown type, so the table would have no bound.
         kind = kind if kind in TYPES else "other"
         self._events[workspace_id, write_key_id or "", kind, outcome] += count
+
+    def stored(self, size: int, workspace_id: str, write_key_id: str | None) -> None:
+        """Count the bytes of events that were stored, for the quotas.
+
+        :param write_key_id: as in :meth:`event`.
+        """
+        if write_key_id is not None and size:
+            self.stored_bytes[workspace_id, write_key_id] += size
 
     def refused(self, refusal: Refusal) -> None:
         """Count a request that was refused as a whole."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import orjson
@@ -20,7 +20,7 @@ from engage.api import (
     RecordStore,
     StorageError,
 )
-from engage.monitoring.history import HOUR, HOURS_KEPT, MINUTE, MINUTES_KEPT, History
+from engage.monitoring.history import DAY, HOUR, HOURS_KEPT, MINUTE, MINUTES_KEPT, History
 from engage.monitoring.refusals import Refusals
 
 __all__ = ["REFUSED_RECORD", "expire_history", "record_periodically"]
@@ -43,7 +43,10 @@ REFUSED_KEPT: Final = DAY_MS
 
 
 async def record_periodically(
-    store: EventStore, history: History, clock: Callable[[], int]
+    store: EventStore,
+    history: History,
+    clock: Callable[[], int],
+    look: Callable[[History], Awaitable[None]] | None = None,
 ) -> None:
     """Write the history every five seconds, and the refused requests every second if there are any.
 
@@ -51,6 +54,7 @@ async def record_periodically(
     what could not be written is written later, and the storage reports its state elsewhere.
 
     :param clock: returns milliseconds since 1970 UTC.
+    :param look: called every second, never while the history is written.
     """
     refusals = history.metrics.refusals
     written = 0
@@ -70,6 +74,8 @@ async def record_periodically(
                 since_write = 0.0
                 with contextlib.suppress(StorageError):
                     await history.write_to(store)
+            if look is not None:
+                await look(history)
             # At the end of a minute, so that nothing is counted in the wrong one.
             pause = min(TURN_SECONDS, (MINUTE * 1000 - clock() % (MINUTE * 1000) + 1) / 1000)
             since_write += pause
@@ -102,7 +108,7 @@ async def expire_history(store: EventStore, clock: Callable[[], int]) -> None:
         now = clock()
         try:
             if isinstance(store, CountStore):
-                for step, kept in ((MINUTE, MINUTES_KEPT), (HOUR, HOURS_KEPT)):
+                for step, kept in ((MINUTE, MINUTES_KEPT), (HOUR, HOURS_KEPT), (DAY, MINUTES_KEPT)):
                     deleted = EXPIRE_ROWS
                     while deleted == EXPIRE_ROWS:
                         deleted = await store.expire_counts(step, now - kept, limit=EXPIRE_ROWS)

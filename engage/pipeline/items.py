@@ -179,6 +179,7 @@ class Items:
         for event, index, outcome in zip(state.events, state.indexes, outcomes, strict=True):
             if outcome.status is _STORED:
                 state.accepted += 1
+                state.stored_bytes += len(event.body)
                 counts[event.type, "stored"] += 1
                 continue
             problem = await self._conflicts.problem(event, outcome)
@@ -238,3 +239,4 @@ class Items:
         """Count the outcomes of the items."""
         for (kind, outcome), count in state.counts.items():
             self._metrics.event(kind, outcome, count, arrival.workspace_id, arrival.write_key_id)
+        self._metrics.stored(state.stored_bytes, arrival.workspace_id, arrival.write_key_id)

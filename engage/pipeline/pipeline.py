@@ -126,8 +126,10 @@ class Pipeline:
         """
         brief = len(raw) <= BRIEF_BODY
         with await self._admit(raw, encoding, _share_of(principal), brief=brief):
-            item = await self._decode(raw, encoding, principal)
+            item, size = await self._decode(raw, encoding, principal)
             principal = principal or self._principal(item, named)
+            if principal.guard is not None:
+                principal.guard.take(1, size)
             arrival = self._arrival(principal, idempotency_key)
             refusal: ApiError | None = None
             try:
@@ -150,6 +152,7 @@ class Pipeline:
         outcome = (await written)[0]
         if outcome.status is Status.STORED:
             self._count(event.type, "stored", arrival)
+            self._metrics.stored(len(event.body), arrival.workspace_id, arrival.write_key_id)
             return Result(event.message_id)
         problem = await self._conflicts.problem(event, outcome)
         if isinstance(problem, Conflict):
@@ -185,7 +188,9 @@ class Pipeline:
         :raises StorageUnavailable: if not everything is durable.
         """
         with await self._admit(raw, encoding, _share_of(principal)) as admitted:
-            body = await self._decode(raw, encoding, principal)
+            if principal is not None and principal.guard is not None:
+                principal.guard.check()
+            body, size = await self._decode(raw, encoding, principal)
             principal = principal or self._principal(body, named)
             if not self._valid_envelope(body):
                 raise from_problems(self._schemas.problems("batch", body))
@@ -196,6 +201,8 @@ class Pipeline:
                     f"the batch has {len(items)} events;"
                     f" the limit is {self._limits.batch_events} (limits.batch_events)",
                 )
+            if principal.guard is not None:
+                principal.guard.take(len(items), size)
             arrival = self._arrival(principal, idempotency_key, self._envelope(body))
             state = await self._items.prepare_all(
                 items, arrival, pause=admitted.pause, strict=strict, total=self._decompressed
@@ -237,7 +244,7 @@ class Pipeline:
         :raises StorageUnavailable: if the change may not be durable.
         """
         with await self._admit(raw, encoding, SUBSCRIPTIONS_SHARE):
-            body = await self._decode(raw, encoding, None, form=form)
+            body, _ = await self._decode(raw, encoding, None, form=form)
             if not self._schemas.is_valid("subscriptions", body):
                 raise from_problems(self._schemas.problems("subscriptions", body))
         state = await self._subscriptions.change(body)
@@ -303,15 +310,16 @@ class Pipeline:
 
     async def _decode(
         self, raw: bytes, encoding: Encoding, principal: Principal | None, *, form: bool = False
-    ) -> Any:
+    ) -> tuple[Any, int]:
+        """Return a decoded body, and its size when it is decompressed."""
         limit = self._keyless if principal is None else self._decompressed
         if encoding != "identity" or len(raw) > limit.bytes:
             raw = await decompress_in_slices(raw, encoding, limit)
         if form and not raw.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
-            return body_of_form(raw)
+            return body_of_form(raw), len(raw)
         if len(raw) > LARGE_BODY:
-            return await decode_json_in_slices(raw, self._limits)
-        return decode_json(raw, self._limits)
+            return await decode_json_in_slices(raw, self._limits), len(raw)
+        return decode_json(raw, self._limits), len(raw)
 
     async def _decode_again(
         self, raw: bytes, encoding: Encoding, principal: Principal
@@ -322,7 +330,8 @@ class Pipeline:
         event loop.
         """
         async with self._decoding_again:
-            items: list[Any] = (await self._decode(raw, encoding, principal))["batch"]
+            body, _ = await self._decode(raw, encoding, principal)
+            items: list[Any] = body["batch"]
             return items
 
     def _principal(self, body: Any, named: Callable[[Principal], None] | None) -> Principal:

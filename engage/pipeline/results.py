@@ -70,6 +70,8 @@ class BatchState:
     indexes: list[int] = dataclasses.field(default_factory=list)
     accepted: int = 0
     duplicates: int = 0
+    #: The size of the events that are stored now.
+    stored_bytes: int = 0
     rejected: list[RejectedItem] = dataclasses.field(default_factory=list)
     #: Of the rejected items, the indexes of those whose dead letters are still to be made.
     unkept: list[tuple[int, ApiError]] = dataclasses.field(default_factory=list)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from engage.api import (
     ConfigError,
+    CountStore,
     EngageError,
     EventLog,
     EventStore,
@@ -394,3 +395,5 @@ def _missing_capabilities(config: Config, store: EventStore) -> Iterator[str]:
             "does not store profiles, but workspaces.subscription_secret is set and subscription"
             " links look users up"
         )
+    if config.has_quotas and not isinstance(store, CountStore):
+        yield "keeps no counters, but a quota is set (limits.quota, workspaces.quota)"

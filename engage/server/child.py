@@ -91,6 +91,8 @@ class Setup:
     #: Descriptor of the file in which the workers count their connections
     #: (:mod:`engage.http1.shares`); ``None`` if there is only one worker.
     shares: int | None = None
+    #: Memory that all workers have for rate limits (:mod:`engage.keys.buckets`).
+    buckets: int | None = None
     #: Set if the child is a loader, the console, or the helper process; otherwise it is a worker.
     loads: bool = False
     console: ConsoleSetup | None = None
@@ -218,6 +220,7 @@ async def _run_worker(setup: Setup, sock: socket.socket, channel: socket.socket)
         supervised=True,
         serves_metrics=setup.serves_metrics,
         shares=shares,
+        buckets=setup.buckets,
         ready=lambda: writer.write(b"ready\n"),
     )
     return await _run(worker, reader, writer)

@@ -87,7 +87,7 @@ async def start_child(setup: Setup, inherited: Sequence[socket.socket] = ()) -> 
     """
     ours, theirs = socket.socketpair()
     sockets = [sock.fileno() for sock in inherited]
-    shares = [] if setup.shares is None else [setup.shares]
+    shared = [one for one in (setup.shares, setup.buckets) if one is not None]
     environment = dict(os.environ)
     if setup.kind in ("console", "helper"):
         # The metrics are those of the workers.
@@ -103,7 +103,7 @@ async def start_child(setup: Setup, inherited: Sequence[socket.socket] = ()) -> 
                 *("-P", "-m", "engage.server.child", setup.kind),
                 *map(str, (theirs.fileno(), *sockets)),
                 stdin=asyncio.subprocess.DEVNULL,
-                pass_fds=(*sockets, *shares, theirs.fileno()),
+                pass_fds=(*sockets, *shared, theirs.fileno()),
                 env=environment,
             )
         finally:

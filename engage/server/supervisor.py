@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from engage.api import EngageError
 from engage.http1.shares import Shares, make_shares
 from engage.http1.sockets import url_of
+from engage.keys.buckets import make_buckets_file
 from engage.server.child import Setup
 from engage.server.children import Child, start_child
 from engage.server.keepers import ConsoleKeeper, HelperKeeper
@@ -86,6 +87,7 @@ class Supervisor:
         self._failed = False
         self._server_running = False
         self._shares_file = make_shares(count)
+        self._buckets = None if sock is None else make_buckets_file()
         #: Whether several workers accept connections of the socket.
         self._shared = sock is not None and count > 1
         # Only to note which workers have died.
@@ -167,6 +169,7 @@ class Supervisor:
             shares=self._shares_file.fileno()
             if self._sock is not None and self._count > 1
             else None,
+            buckets=self._buckets,
         )
 
     async def _start_worker(self, number: int) -> Child:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import logging
 import os
@@ -76,6 +77,7 @@ class Worker:
     :param supervised: see :attr:`engage.api.StorageContext.supervised`.
     :param serves_metrics: whether it serves the metrics although it has a parent.
     :param shares: how many connections the other workers have; ``None`` if there are no others.
+    :param buckets: see :func:`engage.keys.buckets.open_buckets`.
     :param ready: called once when requests are answered.
     """
 
@@ -90,6 +92,7 @@ class Worker:
         supervised: bool = False,
         serves_metrics: bool = False,
         shares: Shares | None = None,
+        buckets: int | None = None,
         ready: Callable[[], None] | None = None,
     ) -> None:
         self._config = config
@@ -100,6 +103,7 @@ class Worker:
         self._supervised = supervised
         self._serves_metrics = serves_metrics or number is None
         self._shares = shares
+        self._buckets = buckets
         self._ready = ready
         self._stop = asyncio.Event()
         #: Writes what the metrics have counted to the files that the processes share.
@@ -132,6 +136,7 @@ class Worker:
             metrics,
             had_store=self._server_running,
             supervised=self._supervised,
+            buckets=self._buckets,
         )
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self._flush)
@@ -148,7 +153,10 @@ class Worker:
                 expiring = expire_periodically(app.store, config.retention, clock)
                 start_task(background, "retention", expiring)
                 start_task(background, "old history", expire_history(app.store, clock))
-            recording = record_periodically(app.store, History(metrics), app.clock)
+            look = None
+            if app.quotas is not None:
+                look = functools.partial(app.quotas.look, logs=not self._number)
+            recording = record_periodically(app.store, History(metrics), app.clock, look)
             start_task(background, "history", recording)
             reporting = report_dropped_changes(app.store, metrics)
             start_task(background, "dropped changes", reporting)

@@ -7,7 +7,7 @@ import dataclasses
 import json
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jsonschema
 import jsonschema_rs
@@ -22,6 +22,8 @@ from engage.config import (
     LogConfig,
     Logging,
     Plugins,
+    Quota,
+    Rate,
     Retention,
     Selected,
     ServerConfig,
@@ -301,7 +303,7 @@ def test_a_byte_order_mark_and_crlf_are_accepted(write: Any) -> None:
             f'[[workspaces]]\nid = "x"\n[[workspaces.write_keys]]\nid = "a"\nkey = "{"k" * 32}"\n'
             'name = "of a key"\n',
             "workspaces[0].write_keys[0].name: unknown key; the valid keys here: id, key, sha256,"
-            " kind, origins, operations, disabled",
+            " kind, origins, operations, rate, disabled",
         ),
         ("[server]\nprot = 1\n" + MINIMAL, "server.prot: unknown key; did you mean server.port?"),
         ("[server]\nport = 65536\n" + MINIMAL, "server.port: must be at most 65535 (it is 65536)"),
@@ -620,6 +622,8 @@ SECTIONS = {
     "storage": StorageConfig,
     "log": LogConfig,
     "limits": Limits,
+    "limits.rate": Rate,
+    "limits.quota": Quota,
     "retention": Retention,
     "cors": Cors,
     "logging": Logging,
@@ -628,13 +632,24 @@ SECTIONS = {
 NOT_KEYS = {"storage": {"options", "tables"}, "log": {"options", "tables"}}
 
 
+def properties_of(section: str) -> dict[str, Any]:
+    schema = config_schema()
+    for name in section.split("."):
+        schema = schema["properties"][name]
+        if "$ref" in schema:
+            schema = config_schema()["$defs"][schema["$ref"].removeprefix("#/$defs/")]
+    return cast("dict[str, Any]", schema["properties"])
+
+
 @pytest.mark.parametrize("section", SECTIONS)
 def test_the_schema_and_the_dataclasses_have_the_same_keys_and_defaults(section: str) -> None:
-    properties = config_schema()["properties"][section]["properties"]
+    properties = properties_of(section)
     made = SECTIONS[section]()
     fields = {field.name for field in dataclasses.fields(made)} - NOT_KEYS.get(section, set())
     assert set(properties) == fields
     for name, schema in properties.items():
+        if f"{section}.{name}" in SECTIONS:
+            continue
         assert getattr(made, name) == default(f"{section}.{name}")
         if "default" in schema:
             jsonschema.validate(schema["default"], {"$defs": config_schema()["$defs"], **schema})

@@ -106,7 +106,7 @@ def test_a_server_key_stays_known_when_the_keys_change() -> None:
     assert authenticator.header_or_query(HEADERS[0], []) is not None
     for disabled, keys in ((True, 1), (False, 1), (False, 0)):
         key = WriteKey(id="backend", sha256=DIGEST, kind="server", disabled=disabled)
-        authenticator.replace([Principal(workspace(), key)] * keys)
+        authenticator.replace([(workspace(), key)] * keys)
         if keys and not disabled:
             assert authenticator.header_or_query(HEADERS[0], []) is not None
             continue

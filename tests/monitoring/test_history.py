@@ -133,7 +133,7 @@ async def test_what_has_not_changed_is_not_written_again() -> None:
     assert store.rows == before
     history.metrics.event("track", "stored", 1, "acme", "website")
     await history.write_to(store)
-    assert store.rows == before + 2  # its minute and its hour
+    assert store.rows == before + 3  # its minute, its hour and its day
 
 
 async def test_memory_is_bounded_while_the_store_is_away() -> None:

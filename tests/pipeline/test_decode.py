@@ -40,7 +40,7 @@ def raw_deflate(data: bytes) -> bytes:
     return packer.compress(data) + packer.flush()
 
 
-def refused(data: bytes, **limits: int) -> ApiError:
+def refused(data: bytes, **limits: Any) -> ApiError:
     """Return the error for ``data``."""
     with pytest.raises(ApiError) as caught:
         decode_json(data, dataclasses.replace(DEFAULT_LIMITS, **limits))

@@ -123,7 +123,7 @@ def make_core(
     write_timeout: float = 30.0,
     workspace: Workspace = ACME,
     clock: Callable[[], int] = lambda: NOW,
-    **changed: int,
+    **changed: Any,
 ) -> Core:
     """Compose a pipeline on a store in memory.
 

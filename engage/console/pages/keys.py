@@ -22,7 +22,9 @@ from engage.keys.effective import (
     Key,
     effective_keys,
     options_of,
+    rate_of,
     read_key_records,
+    shown_rate,
     words,
 )
 from engage.upkeep.audit import Actor
@@ -85,6 +87,7 @@ class KeysHandler(ConsoleHandler):
                     "kind": self.get_body_argument("kind", ""),
                     "origins": words(self.get_body_argument("origins", "")),
                     "operations": words(self.get_body_argument("operations", "")),
+                    "rate": rate_of(self.get_body_argument("rate", "")),
                 }
                 if action == "rotate":
                     name = f"{REPLACES}{key_id}"
@@ -197,6 +200,7 @@ class KeysHandler(ConsoleHandler):
             spark_line=spark_line,
             key_id=KEY_ID.pattern,
             max_name=MAX_NAME_LENGTH,
+            shown_rate=shown_rate,
         )
 
 

@@ -15,6 +15,7 @@ from engage.console.display.snippets import server_url, snippets
 from engage.console.display.sparks import spark_area, spark_line
 from engage.console.pages.rejected import cause_link
 from engage.console.pages.sending import send_test_event
+from engage.keys.quotas import read_used, used_up
 from engage.pipeline.subscriptions import CHANGE_EVENT
 from engage.upkeep.letter_groups import group_letters
 from engage.upkeep.live import Wanted
@@ -295,6 +296,13 @@ class OverviewHandler(_Reads):
                 href = self.link("rejected", workspace=workspace)
                 text = plural(len(more), "more cause")
                 found.append(Notice("rejected", text, href, "Show all"))
+        if self.console.config.has_quotas:
+            used = await self.read(read_used(store, self.console.now()))
+            over = used_up(self.console.config, self.console.keys.of(workspace), used or {})
+            href = self.link("keys", workspace=workspace)
+            for reason in dict.fromkeys(over.values()):
+                text = f"{reason[0].upper()}{reason[1:]}; it is refused until 00:00 UTC"
+                found.append(Notice("bad", visible(text), href, "Show"))
         if data is not None and "?" in data.keys:
             count = plural(sum(data.keys["?"]), "request")
             text = f"{count} had an unknown or disabled write key"
