@@ -27,21 +27,19 @@ SLOTS: Final = 65536
 #: The places in which a bucket can be.
 WAYS: Final = 8
 #: Bytes of one table: two machine words for each bucket.
-_TABLE_BYTES: Final = 16 * SLOTS
-#: Tables in the memory: that of the write keys, and that of the addresses, which clients can fill.
-_TABLES: Final = 2
+TABLE_BYTES: Final = 16 * SLOTS
 
 
 class Buckets:
     """A table of buckets by name.
 
-    :param memory: of :data:`_TABLE_BYTES`.
+    :param memory: of :data:`TABLE_BYTES`.
     """
 
     def __init__(self, memory: memoryview) -> None:
-        self._names = memory[: _TABLE_BYTES // 2].cast("Q")
+        self._names = memory[: TABLE_BYTES // 2].cast("Q")
         #: When each bucket will be full, in seconds of the monotonic clock.
-        self._full = memory[_TABLE_BYTES // 2 :].cast("d")
+        self._full = memory[TABLE_BYTES // 2 :].cast("d")
 
     def bucket(self, name: str, rate: float, size: float) -> Bucket:
         """Return the bucket of this name.
@@ -111,15 +109,15 @@ def make_buckets_file() -> int:
     else:
         with tempfile.TemporaryFile(prefix="engage-buckets-") as file:
             descriptor = os.dup(file.fileno())
-    os.truncate(descriptor, _TABLES * _TABLE_BYTES)
+    os.truncate(descriptor, 2 * TABLE_BYTES)
     return descriptor
 
 
 def open_buckets(descriptor: int | None = None) -> tuple[Buckets, Buckets]:
-    """Return the tables of the write keys and of the addresses.
+    """Return the table of the write keys, and that of the addresses, which clients can fill.
 
     :param descriptor: what :func:`make_buckets_file` returned; ``None``: no other process has them.
     """
-    shared = mmap.mmap(-1 if descriptor is None else descriptor, _TABLES * _TABLE_BYTES)
+    shared = mmap.mmap(-1 if descriptor is None else descriptor, 2 * TABLE_BYTES)
     memory = memoryview(shared)
-    return Buckets(memory[:_TABLE_BYTES]), Buckets(memory[_TABLE_BYTES:])
+    return Buckets(memory[:TABLE_BYTES]), Buckets(memory[TABLE_BYTES:])

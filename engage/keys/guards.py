@@ -114,7 +114,7 @@ class Guards:
             return None
         where = f"rate.{option} of the key" if option in own else f"limits.rate.{option}"
         bucket = self._keys.bucket("/".join((*key, what)), rate, burst or rate)
-        return bucket, f"{rate:g} {what} a second ({where})"
+        return bucket, f"{rate:.15g} {what} a second ({where})"
 
     def answer(self, error: ApiError, address: str) -> ApiError:
         """Return what to answer to a client: a 429 if its address had too many of these.
@@ -130,7 +130,7 @@ class Guards:
             return error
         return ApiError(
             "rate_limited",
-            f"more than {self._per_second:g} requests a second from your address were refused"
+            f"more than {self._per_second:.15g} requests a second from your address were refused"
             " (limits.rate.unauthenticated_per_second)",
             retry_after=math.floor(wait) + 1,
         )
