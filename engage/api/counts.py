@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counters per minute and hour, from which the console draws its history."""
+"""Counters per minute and hour for the history of the console, and per day for quotas."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Count:
     ``name``, ``workspace_id``, ``labels``), the greatest wins, so that a write can be repeated.
     """
 
-    #: Length of the step in seconds: 60 or 3600.
+    #: Length of the step in seconds: 60, 3600 or 86400.
     step: int
     #: When the step began: milliseconds since 1970 UTC, a multiple of the step.
     at: int
@@ -73,7 +73,7 @@ class CountStore(abc.ABC):
     ) -> Page[CountSum]:
         """Return one page of sums, in order of time.
 
-        :param step: 60 or 3600.
+        :param step: 60, 3600 or 86400.
         :param since: the earliest ``at``, inclusive: milliseconds.
         :param until: the end, exclusive.
         :param names: only these counters; ``None``: all.

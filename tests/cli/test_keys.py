@@ -59,7 +59,7 @@ def test_a_key_is_created_listed_disabled_enabled_and_archived(config: Path) -> 
     (website, ios) = listed(config)
     assert website == [
         *("acme", "website", "k-acme", "active", "config", "-", "-"),
-        *("public", "-", "-"),
+        *("public", "-", "-", "-"),
     ]
     assert ios[:5] == ["other", "ios", key, "active", "store"]
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+Z", ios[5])
@@ -89,12 +89,16 @@ def test_a_key_with_origins_and_operations_is_created(config: Path) -> None:
     options = (
         *("--origins", "https://shop.example.com, http://localhost:3000"),
         *("--operations", "track,page"),
+        *("--rate", "2.5,burst=100"),
     )
     result = keys(config, "add", "--workspace", "acme", "--id", "shop", *options)
     assert result.exit_code == 0
     (shop,) = (row for row in listed(config) if row[1] == "shop")
     assert shop[2] == result.stdout.strip()
-    assert shop[7:] == ["public", "https://shop.example.com,http://localhost:3000", "track,page"]
+    assert shop[7:] == [
+        *("public", "https://shop.example.com,http://localhost:3000", "track,page"),
+        "events_per_second=2.5,burst=100",
+    ]
 
 
 def test_a_server_key_is_shown_once(config: Path) -> None:
@@ -195,7 +199,7 @@ def test_a_table_on_a_terminal(config: Path, monkeypatch: pytest.MonkeyPatch) ->
     head, line = keys(config, "list").stdout.splitlines()
     assert head.split() == [
         *("WORKSPACE", "ID", "KEY", "STATE", "SOURCE", "CREATED", "NAME"),
-        *("KIND", "ORIGINS", "OPERATIONS"),
+        *("KIND", "ORIGINS", "OPERATIONS", "RATE"),
     ]
     assert line.split()[:3] == ["acme", "website", "k-acme"]
     assert head.index("KEY") == line.index("k-acme")

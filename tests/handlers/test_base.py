@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 from tornado import httputil
 
-from engage.config import Cors
+from engage.config import Cors, Limits
 from engage.errors import ApiError, Limit
 from engage.handlers.base import Handler, Route
 from engage.handlers.cors import CorsPolicy
 from engage.http1.exchange import Exchange
 from engage.http1.listener import Listener
 from engage.http1.shared import Bounds
+from engage.keys.guards import Guards
 from engage.monitoring.metrics import Metrics
 from support.http_client import Answer, RawClient, listening, request
 from support.http_echo import BOUNDS
@@ -29,6 +30,8 @@ from support.waiting import eventually
 SERVICES: Any = types.SimpleNamespace(
     cors=CorsPolicy(Cors(origins=("https://a.example",))),
     body_limit=Limit(1000, "limits.body_bytes"),
+    guards=Guards(Limits()),
+    trusted_proxies=(),
 )
 ROUTE = Route(name="page", allowed=("GET", "POST", "PUT", "OPTIONS"))
 

@@ -14,6 +14,7 @@ from engage.config import Config, load
 from engage.config.schema_check import SettingsError
 from engage.registry import PluginError, Registry
 from engage.registry.discovery import KINDS, Discovered, Registered
+from engage.testing.memory_store import MemoryCounts
 from support.memory_store import MemoryEvents, MemoryProfiles, MemorySubscriptions
 
 OPTIONS = {
@@ -36,8 +37,8 @@ class Events(MemoryEvents):
         self.context = context
 
 
-class Whole(Events, MemoryProfiles, MemorySubscriptions):
-    """A storage with profiles and subscriptions."""
+class Whole(Events, MemoryProfiles, MemorySubscriptions, MemoryCounts):
+    """A storage with profiles, subscriptions and counters."""
 
 
 def registry(**tables: Mapping[str, Any]) -> Registry:
@@ -331,6 +332,7 @@ GROUP = '[[workspaces.subscription_groups]]\nid = "n"\nchannel = "c"\ntype = "op
             'subscription_secret = "s"',
             "does not store profiles, but workspaces.subscription_secret is",
         ),
+        ("quota = { bytes_per_day = 1 }", "keeps no counters, but a quota is set"),
     ],
 )
 def test_a_storage_that_lacks_a_configured_feature_is_an_error(

@@ -12,6 +12,8 @@ import httpx
 
 from engage.keys.effective import Key
 from engage.keys.table import KeyTable
+from engage.monitoring.history import History
+from engage.monitoring.metrics import Metrics
 from support.console import CONSOLE, console_here, sign_in_here
 from support.memory_store import MemoryStore
 from support.server_inprocess import serving
@@ -109,6 +111,42 @@ async def test_a_key_with_web_pages_is_created(tmp_path: Path) -> None:
         assert (await client.post("keys", data=form)).status_code == 303
         key = await made(console.app.keys, "shop")
         assert key.origins == ("https://a.example", "http://localhost:3000")
+
+
+async def test_a_key_with_a_rate_is_created_and_rotated(tmp_path: Path) -> None:
+    async with console_here(tmp_path, MemoryStore()) as (console, client):
+        await sign_in_here(console, client)
+        form = {"action": "create", "id": "kiosk", "kind": "public", "rate": "fast"}
+        wrong = await client.post("keys", data=form)
+        assert wrong.status_code == 400
+        assert "rate: 'fast' must end with a number" in html.unescape(wrong.text)
+        wrong = await client.post("keys", data={**form, "rate": "5,speed=1"})
+        assert (wrong.status_code, "speed: unknown key" in wrong.text) == (400, True)
+        form["rate"] = "50, burst=200"
+        assert (await client.post("keys", data=form)).status_code == 303
+        rate = {"events_per_second": 50, "burst": 200}
+        assert (await made(console.app.keys, "kiosk")).rate == rate
+        await client.post("keys", data={"action": "rotate", "id": "kiosk"})
+        assert (await made(console.app.keys, "kiosk-2")).rate == rate
+        page = (await client.get("keys")).text
+        assert page.count("at most events_per_second=50, burst=200") == 2
+
+
+async def test_a_quota_that_is_used_up_needs_attention(tmp_path: Path) -> None:
+    store = MemoryStore()
+    extra = f"{CONSOLE}[limits.quota]\nevents_per_day = 10\n"
+    async with console_here(tmp_path, store, config_extra=extra) as (console, client):
+        await sign_in_here(console, client)
+        metrics = Metrics()
+        history = History(metrics)
+        for count, shown in ((9, False), (1, True)):
+            metrics.event("track", "stored", count, "acme", "website")
+            history.turn(console.now())
+            await history.write_to(store)
+            await eventually(lambda: console.now() % 1000 > 0)
+            page = html.unescape((await client.get("?range=1h")).text)
+            warning = "The write key 'website' of the workspace 'acme' has stored 10 events today"
+            assert (warning in page) == shown
 
 
 async def test_a_test_event_comes_from_a_page_of_the_key(tmp_path: Path) -> None:
