@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Token buckets in memory that the processes of a server share.
 
-A bucket is one number: the time at which it will be full again (the generic cell rate algorithm,
-ITU-T I.371). It is read and written as one machine word, without a lock. Two processes that change
-one bucket in the same microsecond lose one of the two changes, which costs accuracy and nothing
-else. A process that is stopped or killed cannot make the others wait.
+What is in a bucket is one number: the time at which it will be full again (the generic cell rate
+algorithm, ITU-T I.371). It is read and written as one machine word, without a lock. Two processes
+that change one bucket in the same microsecond lose one of the two changes, which costs accuracy and
+nothing else. A process that is stopped or killed cannot make the others wait.
 
 The memory is bounded: a new bucket takes the place of the one nearby that was full first, and a
 bucket that lost its place is full.
@@ -13,6 +13,7 @@ bucket that lost its place is full.
 from __future__ import annotations
 
 import hashlib
+import math
 import mmap
 import os
 import tempfile
@@ -26,8 +27,8 @@ __all__ = ["Bucket", "Buckets", "make_buckets_file", "open_buckets"]
 SLOTS: Final = 65536
 #: The places in which a bucket can be.
 WAYS: Final = 8
-#: Bytes of one table: two machine words for each bucket.
-TABLE_BYTES: Final = 16 * SLOTS
+#: Bytes of one table: three machine words for each bucket.
+TABLE_BYTES: Final = 24 * SLOTS
 
 
 class Buckets:
@@ -37,18 +38,25 @@ class Buckets:
     """
 
     def __init__(self, memory: memoryview) -> None:
-        self._names = memory[: TABLE_BYTES // 2].cast("Q")
-        #: When each bucket will be full, in seconds of the monotonic clock.
-        self._full = memory[TABLE_BYTES // 2 :].cast("d")
+        third = TABLE_BYTES // 3
+        self._names = memory[:third].cast("Q")
+        #: When each bucket will be full of the first and the second kind, in seconds of the
+        #: monotonic clock.
+        self._first = memory[third : 2 * third].cast("d")
+        self._second = memory[2 * third :].cast("d")
 
-    def bucket(self, name: str, rate: float, size: float) -> Bucket:
+    def bucket(
+        self, name: str, first: tuple[float, float], second: tuple[float, float] = (0, 0)
+    ) -> Bucket:
         """Return the bucket of this name.
 
-        :param rate: what flows into it in a second.
-        :param size: what it holds when it is full.
+        :param first: what flows into it in a second, and what it holds when it is full; (0, 0):
+            anything can be taken.
+        :param second: the same for another kind: a key has events and bytes.
         """
         digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
-        return Bucket(self, self._names, self._full, int.from_bytes(digest) or 1, rate, size)
+        columns = (self._names, self._first, self._second)
+        return Bucket(self, columns, int.from_bytes(digest) or 1, first, second)
 
     def place_of(self, name: int) -> int:
         """Return the place of a bucket; a new one gets a place and is full."""
@@ -57,49 +65,54 @@ class Buckets:
         for place in places:
             if names[place] == name:
                 return place
-        place = min(places, key=self._full.__getitem__)
+        place = min(places, key=self._first.__getitem__)
         names[place] = name
-        self._full[place] = 0.0
+        self._first[place] = self._second[place] = 0.0
         return place
 
 
 class Bucket:
     """One bucket. Made by :meth:`Buckets.bucket`."""
 
-    __slots__ = ("_full", "_name", "_names", "_place", "_rate", "_seconds", "_table")
+    __slots__ = ("_each", "_first", "_limits", "_name", "_names", "_place", "_second", "_table")
 
     def __init__(
         self,
         table: Buckets,
-        names: memoryview[int],
-        full: memoryview[float],
+        columns: tuple[memoryview[int], memoryview[float], memoryview[float]],
         name: int,
-        rate: float,
-        size: float,
+        first: tuple[float, float],
+        second: tuple[float, float],
     ) -> None:
         self._table = table
-        self._names = names
-        self._full = full
+        self._names, self._first, self._second = columns
         self._name = name
         self._place = name % SLOTS
-        self._rate = rate
-        #: Seconds in which it becomes full.
-        self._seconds = size / rate
+        kinds = (first, second)
+        #: Seconds in which one of each kind flows in, and seconds in which the bucket becomes full.
+        self._each = tuple(1 / rate if rate else 0.0 for rate, _ in kinds)
+        self._limits = tuple(size / rate if rate else math.inf for rate, size in kinds)
 
-    def wait(self) -> float:
-        """Return for how many seconds the bucket will be empty; below 0: it is not."""
-        return self._full[self._find()] - monotonic() - self._seconds
-
-    def take(self, amount: float) -> None:
-        """Take an amount out of the bucket, also more than it holds."""
-        place = self._find()
-        self._full[place] = max(self._full[place], monotonic()) + amount / self._rate
-
-    def _find(self) -> int:
+    def take(self, first: float, second: float = 0) -> bool:
+        """Take amounts out of the bucket, also more than it holds, unless it is empty."""
         place = self._place
         if self._names[place] != self._name:
             place = self._place = self._table.place_of(self._name)
-        return place
+        now = monotonic()
+        full, also = self._first[place], self._second[place]
+        limit, limit_also = self._limits
+        if full - now >= limit or also - now >= limit_also:
+            return False
+        each, each_also = self._each
+        self._first[place] = (full if full > now else now) + first * each
+        self._second[place] = (also if also > now else now) + second * each_also
+        return True
+
+    def waits(self) -> tuple[float, float]:
+        """Return for how many seconds each kind will be empty; below 0: it is not."""
+        place = self._place = self._table.place_of(self._name)
+        now, (limit, limit_also) = monotonic(), self._limits
+        return self._first[place] - now - limit, self._second[place] - now - limit_also
 
 
 def make_buckets_file() -> int:

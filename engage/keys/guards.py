@@ -35,26 +35,17 @@ class Guard:
     Every method raises ApiError 429 ``rate_limited`` or ``quota_exceeded`` if not.
     """
 
-    key_id: str
     #: Workspace and id of the key.
     name: tuple[str, str]
-    events: tuple[Bucket, str] | None
-    bytes: tuple[Bucket, str] | None
+    #: Of events and of bytes; ``None``: any amount passes.
+    bucket: Bucket | None
+    #: What the bucket allows of events and of bytes, in words.
+    words: tuple[str, str]
     quotas: Quotas | None
 
     def check(self) -> None:
         """Check before a request costs anything."""
-        if self.quotas is not None:
-            self.quotas.check(self.name)
-        for limited in (self.events, self.bytes):
-            if limited is not None and (wait := limited[0].wait()) >= 0:
-                seconds = math.floor(wait) + 1
-                raise ApiError(
-                    "rate_limited",
-                    f"the write key {self.key_id} sends more than {limited[1]}; send the same"
-                    f" request again in {seconds} s",
-                    retry_after=seconds,
-                )
+        self.take(0, 0)
 
     def take(self, events: int, size: int) -> None:
         """Check, and count a request.
@@ -62,11 +53,17 @@ class Guard:
         :param events: the number of its events.
         :param size: the bytes of its body, decompressed.
         """
-        self.check()
-        if self.events is not None:
-            self.events[0].take(events)
-        if self.bytes is not None:
-            self.bytes[0].take(size)
+        if self.quotas is not None:
+            self.quotas.check(self.name)
+        if self.bucket is not None and not self.bucket.take(events, size):
+            wait, words = max(zip(self.bucket.waits(), self.words, strict=True))
+            seconds = max(math.ceil(wait), 1)
+            raise ApiError(
+                "rate_limited",
+                f"the write key {self.name[1]} sends more than {words}; send the same request"
+                f" again in {seconds} s",
+                retry_after=seconds,
+            )
 
 
 class Guards:
@@ -90,31 +87,28 @@ class Guards:
         name = (workspace_id, key.id)
         # The burst of another rate would make no sense.
         own = {"burst": None, **key.rate} if "events_per_second" in key.rate else key.rate
-        events = self._bucket(name, "events", own, burst={**self._rate, **own}["burst"])
-        size = self._bucket(name, "bytes", own)
-        if events is None and size is None and self.quotas is None:
+        events, its_words = self._limit("events", own, {**self._rate, **own}["burst"])
+        size, words = self._limit("bytes", own)
+        bucket = None
+        if events[0] or size[0]:
+            bucket = self._keys.bucket("/".join(name), events, size)
+        elif self.quotas is None:
             return None
-        return Guard(key.id, name, events, size, self.quotas)
+        return Guard(name, bucket, (its_words, words), self.quotas)
 
-    def _bucket(
-        self,
-        key: tuple[str, str],
-        what: str,
-        own: Mapping[str, float | None],
-        burst: float | None = None,
-    ) -> tuple[Bucket, str] | None:
-        """Return a bucket, and what it allows in words.
+    def _limit(
+        self, what: str, own: Mapping[str, float | None], burst: float | None = None
+    ) -> tuple[tuple[float, float], str]:
+        """Return the rate and the size of a bucket, and both in words.
 
         :param own: the limits of the key itself.
-        :param burst: what it holds; ``None``: as much as flows into it in one second.
+        :param burst: the size; ``None``: as much as flows in in one second.
         """
         option = f"{what}_per_second"
-        rate = own[option] if option in own else self._rate[option]
-        if not rate:
-            return None
+        rate = (own[option] if option in own else self._rate[option]) or 0
         where = f"rate.{option} of the key" if option in own else f"limits.rate.{option}"
-        bucket = self._keys.bucket("/".join((*key, what)), rate, burst or rate)
-        return bucket, f"{rate:.15g} {what} a second ({where})"
+        size = burst or rate if rate else 0
+        return (rate, size), f"{rate:.15g} {what} a second ({where})"
 
     def answer(self, error: ApiError, address: str) -> ApiError:
         """Return what to answer to a client: a 429 if its address had too many of these.
@@ -122,23 +116,19 @@ class Guards:
         :param error: with a status of :data:`STRANGE`.
         """
         bucket = self._bucket_of(address)
-        if bucket is None:
-            return error
-        wait = bucket.wait()
-        if wait < 0:
-            bucket.take(1)
+        if bucket is None or bucket.take(1):
             return error
         return ApiError(
             "rate_limited",
             f"more than {self._per_second:.15g} requests a second from your address were refused"
             " (limits.rate.unauthenticated_per_second)",
-            retry_after=math.floor(wait) + 1,
+            retry_after=max(math.ceil(bucket.waits()[0]), 1),
         )
 
     def is_over(self, address: str) -> bool:
         """Return whether the bucket of an address is empty."""
         bucket = self._bucket_of(address)
-        return bucket is not None and bucket.wait() >= 0
+        return bucket is not None and not bucket.take(0)
 
     def _bucket_of(self, address: str) -> Bucket | None:
         """Return the bucket of an address; ``None`` if it has none.
@@ -149,4 +139,4 @@ class Guards:
         if not self._per_second or parsed is None or not parsed.is_global:
             return None
         size = max(self._per_second, 1)
-        return self._addresses.bucket(network_of(address), self._per_second, size)
+        return self._addresses.bucket(network_of(address), (self._per_second, size))

@@ -18,11 +18,10 @@ from engage.keys.buckets import Buckets, make_buckets_file, open_buckets
 TAKER = """
 import sys, time
 from engage.keys.buckets import open_buckets
-bucket = open_buckets(int(sys.argv[1]))[0].bucket("key", float(sys.argv[2]), 1)
+bucket = open_buckets(int(sys.argv[1]))[0].bucket("key", (float(sys.argv[2]), 1))
 ends, taken = time.monotonic() + float(sys.argv[3]), 0
 while time.monotonic() < ends:
-    if bucket.wait() < 0:
-        bucket.take(1)
+    if bucket.take(1):
         taken += 1
     else:
         time.sleep(0.0002)
@@ -62,36 +61,49 @@ def table() -> Buckets:
 def test_a_bucket_is_empty_after_what_it_holds_and_fills_with_time(
     clock: Time, table: Buckets
 ) -> None:
-    bucket = table.bucket("key", rate=2, size=3)
+    bucket = table.bucket("key", (2, 3))
     for _ in range(3):
-        assert bucket.wait() < 0
+        assert bucket.waits()[0] < 0
         bucket.take(1)
-    assert bucket.wait() == 0
+    assert bucket.waits()[0] == 0
     clock.now += 0.25
-    assert bucket.wait() == -0.25
+    assert bucket.waits()[0] == -0.25
     bucket.take(1)
-    assert bucket.wait() == 0.25
+    assert bucket.waits()[0] == 0.25
     clock.now += 1000
     for _ in range(3):
         bucket.take(1)
-    assert bucket.wait() == 0
+    assert bucket.waits()[0] == 0
 
 
 def test_a_bucket_can_be_overdrawn_and_then_waits_longer(clock: Time, table: Buckets) -> None:
-    bucket = table.bucket("key", rate=10, size=1)
+    bucket = table.bucket("key", (10, 1))
     bucket.take(1000)
-    assert bucket.wait() == pytest.approx(99.9)
+    assert bucket.waits()[0] == pytest.approx(99.9)
+
+
+def test_nothing_is_taken_of_one_kind_while_the_other_is_empty(clock: Time, table: Buckets) -> None:
+    bucket = table.bucket("key", (1, 10), (1, 10))
+    assert bucket.take(1, 30)
+    for _ in range(5):
+        assert not bucket.take(5, 0)
+    assert bucket.waits() == (-9, 20)
+    clock.now += 21
+    assert bucket.take(1, 0)
+    unlimited = table.bucket("other", (1, 1))
+    assert unlimited.take(0, 10**12)
+    assert unlimited.take(0, 10**12)
 
 
 def test_steps_of_the_system_clock_change_nothing(
     monkeypatch: pytest.MonkeyPatch, table: Buckets
 ) -> None:
-    bucket = table.bucket("key", rate=1, size=1)
+    bucket = table.bucket("key", (1, 1))
     bucket.take(1)
     for step in (-86400, 86400):
         now = time.time() + step
         monkeypatch.setattr(time, "time", lambda now=now: now)
-        assert 0 < bucket.wait() + 0.9 <= 0.9
+        assert 0 < bucket.waits()[0] + 0.9 <= 0.9
 
 
 def test_processes_share_the_buckets_and_keys_are_apart_from_addresses(
@@ -99,35 +111,35 @@ def test_processes_share_the_buckets_and_keys_are_apart_from_addresses(
 ) -> None:
     ours, addresses = open_buckets(memory)
     theirs, _ = open_buckets(memory)
-    ours.bucket("key", 1, 1).take(5)
-    assert theirs.bucket("key", 1, 1).wait() == 4
-    assert theirs.bucket("other", 1, 1).wait() < 0
-    assert addresses.bucket("key", 1, 1).wait() < 0
+    ours.bucket("key", (1, 1)).take(5)
+    assert theirs.bucket("key", (1, 1)).waits()[0] == 4
+    assert theirs.bucket("other", (1, 1)).waits()[0] < 0
+    assert addresses.bucket("key", (1, 1)).waits()[0] < 0
 
 
 def test_a_flood_of_names_takes_no_more_than_the_table(clock: Time) -> None:
     keys, addresses = open_buckets()
-    key = keys.bucket("key", 1, 1)
+    key = keys.bucket("key", (1, 1))
     key.take(100)
     for number in range(300_000):
         clock.now += 0.001
-        addresses.bucket(f"2001:db8:{number:x}::/64", 20, 20).take(1)
-    assert key.wait() == pytest.approx(99 - 300)
+        addresses.bucket(f"2001:db8:{number:x}::/64", (20, 20)).take(1)
+    assert key.waits()[0] == pytest.approx(99 - 300)
     # The latest are known, and the oldest were forgotten.
-    assert -1 < addresses.bucket("2001:db8:493df::/64", 20, 20).wait() + 1 < 0.1
-    assert addresses.bucket("2001:db8:0::/64", 20, 20).wait() < -1
+    assert -1 < addresses.bucket("2001:db8:493df::/64", (20, 20)).waits()[0] + 1 < 0.1
+    assert addresses.bucket("2001:db8:0::/64", (20, 20)).waits()[0] < -1
 
 
 def test_a_bucket_that_lost_its_place_is_full_again(clock: Time, table: Buckets) -> None:
-    bucket = table.bucket("victim", 1, 1)
+    bucket = table.bucket("victim", (1, 1))
     bucket.take(10)
     for number in range(20 * buckets.SLOTS):
-        if bucket.wait() < 0:
+        if bucket.waits()[0] < 0:
             break
-        table.bucket(f"other-{number}", 1, 1).take(1_000_000)
-    assert bucket.wait() == -clock.now - 1
+        table.bucket(f"other-{number}", (1, 1)).take(1_000_000)
+    assert bucket.waits()[0] == -clock.now - 1
     bucket.take(2)
-    assert bucket.wait() == 1
+    assert bucket.waits()[0] == 1
 
 
 def test_four_processes_take_together_what_flows_in(memory: int) -> None:
@@ -144,5 +156,5 @@ def test_four_processes_take_together_what_flows_in(memory: int) -> None:
     taken = [int(taker.communicate()[0]) for taker in takers]
     # They do not begin and end at the same moment; the bucket knows for how long it was open.
     assert 0.9 * rate * seconds <= sum(taken) <= 1.1 * rate * (seconds + 3)
-    bucket = open_buckets(memory)[0].bucket("key", rate, 1)
-    assert bucket.wait() < 0
+    bucket = open_buckets(memory)[0].bucket("key", (rate, 1))
+    assert bucket.waits()[0] < 0
