@@ -7,7 +7,6 @@ import orjson
 
 from engage.handlers.base import Handler
 from engage.handlers.operations import FORM
-
 from engage.pipeline.subscriptions import Source
 
 __all__ = ["SubscriptionsHandler", "source_of"]
