@@ -181,12 +181,7 @@ OPERATIONS: Final[Sequence[Operation]] = (
         request="subscriptions",
         form=True,
         success="subscriptions",
-        errors=(
-            *_BODY_ERRORS,
-            "invalid_user_hash",
-            "unknown_subscription_group",
-            "rate_limited",
-        ),
+        errors=(*_BODY_ERRORS, "invalid_user_hash", "unknown_subscription_group", "rate_limited"),
     ),
     Operation(
         id="webhook",
