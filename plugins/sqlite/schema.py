@@ -17,7 +17,7 @@ from typing import Final
 from engage.api import ENGAGE_VERSION, StorageIncompatible, StorageMissing, StorageUnavailable
 
 #: Version of the tables. It increases with every addition to them.
-VERSION: Final = 1
+VERSION: Final = 2
 #: The oldest version that can read the tables. It increases when a change would mislead older ones.
 MIN_READER: Final = 1
 #: ``PRAGMA application_id``: "engg".
@@ -36,6 +36,12 @@ _IDENTIFIERS_KIND: Final = """CREATE INDEX identifiers_kind
 # How many visitors there are.
 _VISITOR_TOTALS: Final = """CREATE TABLE visitor_totals (
     workspace TEXT PRIMARY KEY, count INTEGER NOT NULL) WITHOUT ROWID"""
+# Registers: the greatest (at, not lifted) wins. group_id is empty for all of the channel.
+_SUPPRESSIONS: Final = """CREATE TABLE suppressions (
+    number INTEGER PRIMARY KEY, workspace TEXT NOT NULL, channel TEXT NOT NULL,
+    address TEXT NOT NULL, group_id TEXT NOT NULL, reason TEXT NOT NULL, at INTEGER NOT NULL,
+    lifted INTEGER NOT NULL, how TEXT NOT NULL, source_id TEXT NOT NULL,
+    UNIQUE (workspace, channel, address, group_id, reason))"""
 
 _TABLES: Final = (
     # Numbers of the store itself: version, min_reader, opens (how often it was opened), merged (the
@@ -110,8 +116,10 @@ _TABLES: Final = (
     """CREATE TABLE history (
         seq INTEGER PRIMARY KEY AUTOINCREMENT, change_id TEXT NOT NULL, workspace TEXT NOT NULL,
         user_id TEXT NOT NULL, group_id TEXT NOT NULL, before INTEGER, after INTEGER NOT NULL,
-        at INTEGER NOT NULL, how TEXT NOT NULL)""",
+        at INTEGER NOT NULL, how TEXT NOT NULL, secret TEXT NOT NULL DEFAULT '',
+        user_agent TEXT NOT NULL DEFAULT '', address TEXT NOT NULL DEFAULT '')""",
     "CREATE INDEX history_user ON history (workspace, user_id)",
+    _SUPPRESSIONS,
     """CREATE TABLE letters (
         seq INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL UNIQUE, id TEXT NOT NULL,
         workspace TEXT NOT NULL, origin TEXT NOT NULL, write_key_id TEXT, user_id TEXT,
@@ -167,7 +175,13 @@ MIGRATIONS: Final[Mapping[int, Sequence[str]]] = {
         "DROP INDEX identifiers_claimed",
         _IDENTIFIERS_KIND,
         "ALTER TABLE choices ADD COLUMN change_id TEXT NOT NULL DEFAULT ''",
-    )
+    ),
+    2: (
+        "ALTER TABLE history ADD COLUMN secret TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE history ADD COLUMN user_agent TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE history ADD COLUMN address TEXT NOT NULL DEFAULT ''",
+        _SUPPRESSIONS,
+    ),
 }
 
 
