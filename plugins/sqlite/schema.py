@@ -17,7 +17,7 @@ from typing import Final
 from engage.api import ENGAGE_VERSION, StorageIncompatible, StorageMissing, StorageUnavailable
 
 #: Version of the tables. It increases with every addition to them.
-VERSION: Final = 2
+VERSION: Final = 1
 #: The oldest version that can read the tables. It increases when a change would mislead older ones.
 MIN_READER: Final = 1
 #: ``PRAGMA application_id``: "engg".
@@ -155,7 +155,7 @@ _TABLES: Final = (
 
 #: Version → the statements that make a store of it from one of the version before.
 MIGRATIONS: Final[Mapping[int, Sequence[str]]] = {
-    1: (
+    0: (
         "ALTER TABLE profiles ADD COLUMN chosen_first INTEGER",
         "ALTER TABLE profiles ADD COLUMN chosen_last INTEGER",
         "ALTER TABLE profiles ADD COLUMN changed_at INTEGER",
@@ -176,7 +176,7 @@ MIGRATIONS: Final[Mapping[int, Sequence[str]]] = {
         _IDENTIFIERS_KIND,
         "ALTER TABLE choices ADD COLUMN change_id TEXT NOT NULL DEFAULT ''",
     ),
-    2: (
+    1: (
         "ALTER TABLE history ADD COLUMN secret TEXT NOT NULL DEFAULT ''",
         "ALTER TABLE history ADD COLUMN user_agent TEXT NOT NULL DEFAULT ''",
         "ALTER TABLE history ADD COLUMN address TEXT NOT NULL DEFAULT ''",
@@ -299,10 +299,11 @@ def require_current(db: sqlite3.Connection, path: str) -> None:
 
 
 def version_of(db: sqlite3.Connection) -> int:
-    """Return the version of a store: 0 if it is of version 1, from before visitors."""
+    """Return the version of a store: below 1 if it is of version 1 and from before additions to it,
+    which were visitors and then suppressions."""
     (version,) = db.execute("SELECT value FROM store WHERE name = 'version'").fetchone()
-    has_visitors = "SELECT 1 FROM sqlite_master WHERE name = 'visitor_totals'"
-    return 0 if version == 1 and db.execute(has_visitors).fetchone() is None else int(version)
+    added = "SELECT count(*) FROM sqlite_master WHERE name IN ('visitor_totals', 'suppressions')"
+    return int(version) if version != 1 else int(db.execute(added).fetchone()[0]) - 1
 
 
 def verify(db: sqlite3.Connection, path: str) -> None:
