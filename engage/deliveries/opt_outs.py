@@ -2,7 +2,7 @@
 """Applies what providers report about subscriptions, as the config of the workspace says.
 
 A report changes the choices of the user whose id the provider sent with it. Without one, it
-suppresses the address: nobody is looked up, because anyone can claim an address with a public key.
+suppresses the address: no user is looked up, because anyone can claim an address with a public key.
 Complaints, hard bounces, STOP and START are of the address in any case.
 
 A report may be applied again, in any order: its change has the id of its event, which the storage
