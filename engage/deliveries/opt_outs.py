@@ -83,24 +83,25 @@ class OptOuts:
         :return: how many changes and suppressions there are.
         :raises StorageUnavailable: if not everything is durable.
         """
-        workspace = self._workspaces[workspace_id]
+        workspace, store, applied = self._workspaces[workspace_id], self._store, 0
         if provider not in workspace.unsubscribes:
             return 0
-        found = Effects()
-        for event, document in reports:
-            if event.opt_outs:
+        reports = [report for report in reports if report[0].opt_outs]
+        # In parts, between which the event loop does other work.
+        for start in range(0, len(reports), LOOKUP):
+            found = Effects()
+            for event, document in reports[start : start + LOOKUP]:
                 at = await self._time(workspace_id, provider, event, document, now)
                 effects(workspace, provider, event, at, found)
-        store = self._store
-        for start in range(0, len(found.changes), LOOKUP):
-            assert isinstance(store, SubscriptionStore)
             async with within(self._timeout):
-                await store.apply_all(found.changes[start : start + LOOKUP])
-        for start in range(0, len(found.suppressions), LOOKUP):
-            assert isinstance(store, SuppressionStore)
-            async with within(self._timeout):
-                await store.suppress(found.suppressions[start : start + LOOKUP])
-        return len(found.changes) + len(found.suppressions)
+                if found.changes:
+                    assert isinstance(store, SubscriptionStore)
+                    await store.apply_all(found.changes)
+                if found.suppressions:
+                    assert isinstance(store, SuppressionStore)
+                    await store.suppress(found.suppressions)
+            applied += len(found.changes) + len(found.suppressions)
+        return applied
 
     async def _time(
         self,
