@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import orjson
@@ -30,6 +30,8 @@ from engage.api import (
     RecordStore,
     StorageContext,
     StorageUnavailable,
+    StoredLink,
+    StoreProblem,
     SubscriptionChange,
     SubscriptionRecord,
     SubscriptionState,
@@ -37,9 +39,11 @@ from engage.api import (
     Suppression,
     SuppressionStore,
     UserProfile,
+    VerifiableStore,
     VisitorProfile,
 )
 
+from . import verification
 from .connection import Settings, is_text, key_of
 from .reader import Reader
 from .tables import counts, dead_letters, events, people, records, subscriptions, suppressions
@@ -61,6 +65,7 @@ class SqliteStorage(
     DeadLetterStore,
     RecordStore,
     CountStore,
+    VerifiableStore,
 ):
     """The storage that keeps everything in one SQLite file."""
 
@@ -392,6 +397,15 @@ class SqliteStorage(
 
     async def expire_counts(self, step: int, before: int, *, limit: int) -> int:
         return await self._writer.call(operations.EXPIRE_COUNTS, step, before, limit)
+
+    # ---------------------------------------------------------------------- verification
+    def problems(self) -> AsyncIterator[StoreProblem]:
+        return verification.problems(self._settings, self._writer)
+
+    async def scan_links(self, *, after: str | None, limit: int) -> Page[StoredLink]:
+        place = None if after is None else _place(after, int, str)
+        links, last = await self._read(verification.scan_links, place, limit)
+        return Page(links, _cursor(last))
 
 
 def _cursor(place: Sequence[str | int] | None) -> str | None:

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compare subscription choices with their history."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Final
+
+from engage.api import Kind, SubscriptionRecord, SubscriptionState, SubscriptionStore
+from engage.upkeep.export import all_pages
+from engage.upkeep.verify.report import Doubt, Report
+from engage.upkeep.verify.spill import Spill, part_of
+
+__all__ = ["Choice", "Choices", "confirm_choices", "keep_choices", "keep_history"]
+
+#: How often choices are read again that change while they are read.
+_TRIES: Final = 5
+
+#: Workspace, id and group.
+Choice = tuple[str, str, str]
+
+
+async def keep_choices(store: SubscriptionStore, spill: Spill) -> None:
+    """Keep all choices."""
+    async for state in all_pages(functools.partial(store.scan_subscriptions, None)):
+        part = part_of(state.workspace_id, str(state.user_id))
+        spill.add(part, ("choice", _key(state), state.subscribed, state.updated_at))
+
+
+async def keep_history(store: SubscriptionStore, spill: Spill) -> None:
+    """Keep the records of all choices, which must have been kept before."""
+    async for record in all_pages(functools.partial(store.history, None, None)):
+        part = part_of(record.workspace_id, record.user_id)
+        spill.add(part, ("record", _key(record), record.after, record.at))
+
+
+def _key(one: SubscriptionState | SubscriptionRecord) -> Choice:
+    return (one.workspace_id, str(one.user_id), one.group_id)
+
+
+class Choices:
+    """Choices, and the last record of each."""
+
+    def __init__(self) -> None:
+        #: Choice → subscribed, time.
+        self.kept: dict[Choice, tuple[bool, int]] = {}
+        self.records: dict[Choice, tuple[bool, int]] = {}
+        #: Workspace and id of those who have a choice, and of those who have a choice or a record.
+        self.early: set[tuple[str, str]] = set()
+        self.names: set[tuple[str, str]] = set()
+
+    def add(self, what: str, key: Choice, subscribed: bool, at: int) -> None:
+        """Add what was kept, in its order."""
+        self.names.add(key[:2])
+        if what == "choice":
+            self.early.add(key[:2])
+            self.kept[key] = (subscribed, at)
+        else:
+            self.records[key] = (subscribed, at)
+
+    def wrong(self) -> Iterator[Choice]:
+        """Yield the choices that differ from the last record, or have none, or are missing."""
+        for key in self.kept.keys() | self.records.keys():
+            choice, record = self.kept.get(key), self.records.get(key)
+            if choice is None or record is None or choice[0] is not record[0]:
+                yield key
+            elif choice[1] < record[1]:
+                yield key
+
+
+async def confirm_choices(
+    store: SubscriptionStore, keys: set[Choice], report: Report, doubt: Doubt
+) -> None:
+    """Read the choices again that differ: they may have changed between the two scans."""
+    for _ in range(_TRIES):
+        if not keys:
+            return
+        now, before = Choices(), await _last(store, keys)
+        async for state in all_pages(functools.partial(store.scan_subscriptions, None)):
+            if _key(state) in keys:
+                now.add("choice", _key(state), state.subscribed, state.updated_at)
+        now.records = await _last(store, keys)
+        steady = {key for key in keys if before.get(key) == now.records.get(key)}
+        keys = keys.intersection(now.wrong())
+        for workspace, name, group in sorted(keys & steady):
+            message = f"{workspace}: {group!r} of {name!r} is not as its last record says"
+            report.judge("choices", message, doubt(workspace, Kind.USER, name))
+        keys -= steady
+    report.unprovable["choices", "changed all the time"] += len(keys)
+
+
+async def _last(store: SubscriptionStore, keys: set[Choice]) -> dict[Choice, tuple[bool, int]]:
+    """Return the last record of each choice."""
+    found: dict[Choice, tuple[bool, int]] = {}
+    for workspace, name in {key[:2] for key in keys}:
+        async for one in all_pages(functools.partial(store.history, workspace, name)):
+            found[_key(one)] = (one.after, one.at)
+    return found

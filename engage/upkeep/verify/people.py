@@ -1,0 +1,459 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compare all users, visitors, groups and links with the events.
+
+What was read is in a spill, in parts by the ids of users and visitors. Two steps look at each part.
+The first compares visitors and groups, decides whom each visitor belongs to, and hands the links,
+with the visitors, on to the parts of their users. The second compares links and users.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from engage.api import Event, Kind, Link, LinkDecision, ProfileLimits, Version, changes_of, merge
+from engage.upkeep.verify.choices import Choice, Choices
+from engage.upkeep.verify.compare import EMPTY, TIMES, compare
+from engage.upkeep.verify.folds import Fold, View, plain, view_of
+from engage.upkeep.verify.folds import Link as LinkFold
+from engage.upkeep.verify.report import Doubt, Report
+from engage.upkeep.verify.spill import PARTS, Spill, part_of
+
+__all__ = ["Rules", "compare_people", "keep_changes", "keep_link", "keep_profile"]
+
+_EXPIRED: Final = "made by events that expired"
+_LIMITED: Final = "at a limit"
+_OLD: Final = "visitors that may have expired before"
+_CHOSEN: Final = "users with subscription changes"
+_EARLIER: Final = "made by an earlier version"
+
+_NAMES: Final = {Kind.USER: "users", Kind.VISITOR: "visitors", Kind.GROUP: "groups"}
+#: The merge of the events before the profiles were read, and of all.
+_Both = tuple[Fold, Fold]
+#: A value before and after.
+_Pair = tuple[Any, Any]
+_NOTHING: Final = Fold()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What decides whether a difference may be right."""
+
+    limits: ProfileLimits
+    #: Workspace id → the traits by which its users are looked up.
+    identifiers: Mapping[str, Collection[str]]
+    #: Before this time, events may have expired; ``-inf``: none.
+    horizon: float
+    #: The same of the last events of visitors.
+    visitors_before: float
+    #: Workspaces that may have no room for more visitors.
+    full: Collection[str]
+    #: Whether the store's links are known.
+    with_links: bool
+    doubt: Doubt
+
+
+# ----------------------------------------------------------------------------------- what is kept
+def keep_changes(spill: Spill, event: Event, *, late: bool) -> None:
+    """Keep the changes of an event.
+
+    :param late: whether the profiles may have been read before it was stored.
+    :raises Exception: any, if the event is damaged.
+    """
+    workspace, version = event.workspace_id, (event.timestamp, event.message_id, event.origin)
+    for change in changes_of(event):
+        if isinstance(change, Link | LinkDecision):
+            if isinstance(change, Link):
+                version = (event.received_at, event.message_id, event.origin)
+            part = part_of(workspace, change.anonymous_id)
+            decision = LinkFold.decision(change)
+            names = (change.anonymous_id, change.user_id)
+            spill.add(part, ("link", workspace, *names, late, version, decision))
+            version = (event.timestamp, event.message_id, event.origin)
+        else:
+            subject = (workspace, change.kind.value, change.id)
+            fields = (late, version, event.received_at, plain(change))
+            spill.add(part_of(workspace, change.id), ("change", *subject, *fields))
+
+
+def keep_profile(spill: Spill, kind: Kind, name: str, profile: Any) -> None:
+    """Keep a profile of the store."""
+    workspace, view = profile.workspace_id, view_of(profile)
+    owner = profile.user_id if kind is Kind.VISITOR else None
+    fields = dict(
+        created_at=view.created_at,
+        updated_at=view.updated_at,
+        traits=dict(view.traits),
+        trait_times=dict(view.trait_times),
+        groups=list(view.groups),
+        anonymous_ids=list(view.anonymous_ids),
+        left_out=view.left_out,
+    )
+    spill.add(part_of(workspace, name), ("profile", workspace, kind.value, name, fields, owner))
+
+
+def keep_link(
+    spill: Spill, workspace: str, anonymous_id: str, user: str, first: Version | None, counts: bool
+) -> None:
+    """Keep a link of the store."""
+    part = part_of(workspace, anonymous_id)
+    spill.add(part, ("stored", workspace, anonymous_id, user, first, counts))
+
+
+# ------------------------------------------------------------------------------------ a part of it
+class _Part:
+    """What was kept of the users, visitors and groups whose ids are in one part."""
+
+    def __init__(self, spill: Spill, number: int, rules: Rules) -> None:
+        self.events: set[bytes] = set()
+        self.repeated: set[bytes] = set()
+        self.choices = Choices()
+        #: Workspace, kind and id → what the store has, and the user of a visitor.
+        self.profiles: dict[tuple[str, Kind, str], tuple[View, str | None]] = {}
+        #: Workspace and anonymous id → user → events so far and later, and what the store has.
+        self.links: dict[tuple[str, str], dict[str, list[Any]]] = {}
+        self._folds: dict[tuple[str, Kind, str], Fold] = {}
+        self._late: dict[tuple[str, Kind, str], list[Any]] = {}
+        late_links = []
+        for record in spill.read(number):
+            match record:
+                case ("change", workspace, kind, name, late, *fields):
+                    key = (workspace, Kind(kind), name)
+                    if late:
+                        self._late.setdefault(key, []).append(fields)
+                    else:
+                        self._add(self._folds.setdefault(key, Fold()), key, fields, rules)
+                case ("event", key):
+                    (self.repeated if key in self.events else self.events).add(key)
+                case ("link", workspace, name, user, late, *fields):
+                    link = self._link(workspace, name, user)
+                    if late:
+                        late_links.append((link, fields))
+                    else:
+                        link[0].add(*fields)
+                case ("profile", workspace, kind, name, view, owner):
+                    self.profiles[workspace, Kind(kind), name] = (View(**view), owner)
+                case ("stored", workspace, name, user, first, counts):
+                    self._link(workspace, name, user)[2] = (first, counts)
+                case _:
+                    self.choices.add(*record)
+        for of_users in self.links.values():
+            for link in of_users.values():
+                link[1] = dataclasses.replace(link[0])
+        for link, fields in late_links:
+            link[1].add(*fields)
+        self._high: dict[tuple[str, Kind, str], Fold] = {}
+        for key, changes in self._late.items():
+            high = self._high[key] = self._folds.get(key, _NOTHING).copy()
+            for fields in changes:
+                self._add(high, key, fields, rules)
+
+    @staticmethod
+    def _add(fold: Fold, key: tuple[str, Kind, str], fields: Any, rules: Rules) -> None:
+        workspace, kind, _ = key
+        declared = rules.identifiers.get(workspace, ()) if kind is not Kind.GROUP else ()
+        fold.add(*fields, rules.limits, declared)
+
+    def _link(self, workspace: str, name: str, user: str) -> list[Any]:
+        of_users = self.links.setdefault((workspace, name), {})
+        return of_users.setdefault(user, [LinkFold(), None, None])
+
+    def keys(self, *kinds: Kind) -> set[tuple[str, Kind, str]]:
+        """Return the workspace, kind and id of everything of some kinds."""
+        found = self.profiles.keys() | self._folds.keys() | self._high.keys()
+        return {key for key in found if key[1] in kinds}
+
+    def folds(self, workspace: str, kind: Kind, name: str) -> _Both:
+        """Return both merges; they are the same object if nothing was late."""
+        low = self._folds.get((workspace, kind, name), _NOTHING)
+        return low, self._high.get((workspace, kind, name), low)
+
+    def exists(self, workspace: str, name: str, *, chosen: bool = True) -> tuple[bool, bool]:
+        """Return whether a user exists, before and after.
+
+        :param chosen: whether a subscription change counts.
+        """
+        users = self.folds(workspace, Kind.USER, name)
+        visitors = self.folds(workspace, Kind.VISITOR, name)
+        names = (self.choices.early, self.choices.names) if chosen else ((), ())
+        low, high = (
+            user.created_at is not None
+            or ((workspace, name) in some and visitor.created_at is None)
+            for user, visitor, some in zip(users, visitors, names, strict=True)
+        )
+        return low, high
+
+
+def compare_people(spill: Spill, rules: Rules, report: Report) -> tuple[set[bytes], set[Choice]]:
+    """Compare everything that was kept.
+
+    :return: the events that were read twice, and the choices that differ from their history.
+    """
+    repeated: set[bytes] = set()
+    wrong: set[Choice] = set()
+    with Spill() as linked:
+        for number in range(PARTS):
+            part = _Part(spill, number, rules)
+            repeated |= part.repeated
+            report.checked["choices"] += len(part.choices.kept)
+            wrong.update(part.choices.wrong())
+            _First(part, rules, report, linked).compare()
+        for number in range(PARTS):
+            _Second(_Part(spill, number, rules), rules, report).compare(linked.read(number))
+    return repeated, wrong
+
+
+class _Step:
+    def __init__(self, part: _Part, rules: Rules, report: Report) -> None:
+        self.part, self.rules, self.report = part, rules, report
+
+    def judge(
+        self,
+        subject: tuple[str, Kind, str],
+        views: tuple[View | None, View | None],
+        reason: str | None,
+        *,
+        chosen: bool = False,
+    ) -> None:
+        """Compare a profile.
+
+        :param views: of both merges; ``None``: it does not exist.
+        :param reason: why every difference may be right.
+        """
+        workspace, kind, name = subject
+        what, found = _NAMES[kind], f"{workspace}: {name!r}"
+        actual, _ = self.part.profiles.get(subject, (None, None))
+        self.report.checked[what] += 1
+        low, high = views
+        if actual is None:
+            if low is not None and high is not None:
+                reason = reason or self._excuse(subject, EMPTY)
+                self.report.judge(what, f"{found} is missing", reason)
+            return
+        if low is None and high is None:
+            expired = actual.created_at is None or actual.created_at < self.rules.horizon
+            if self.rules.horizon > float("-inf") and expired:
+                reason = reason or _EXPIRED
+            reason = reason or self.rules.doubt(*subject)
+            self.report.judge(what, f"{found} exists without an event that made it", reason)
+            return
+        differing = list(compare(low or EMPTY, high or EMPTY, actual, self.rules.horizon))
+        if differing:
+            reason = reason or self._excuse(subject, actual)
+            bad = [text for text, may in differing if not may and not (chosen and text == TIMES)]
+            if not bad and reason is None:
+                reason = _EXPIRED if any(may for _, may in differing) else _CHOSEN
+            text = (bad or [text for text, _ in differing])[0]
+            self.report.judge(what, f"{found}: {text} differs from the events", reason)
+
+    def _excuse(self, subject: tuple[str, Kind, str], actual: View) -> str | None:
+        """Return why a profile may differ from its events, if there is a reason."""
+        workspace, kind, _ = subject
+        for fold in self.part.folds(*subject):
+            if fold.may_exceed(kind, self.rules.limits, actual.traits, actual.groups):
+                return _LIMITED
+            at = fold.received_at
+            if kind is Kind.VISITOR and at is not None and at < self.rules.visitors_before:
+                return _OLD
+        if kind is Kind.VISITOR and actual is EMPTY and workspace in self.rules.full:
+            return _LIMITED
+        return self.rules.doubt(*subject)
+
+
+class _First(_Step):
+    """Compares visitors and groups.
+
+    :param linked: gets the links.
+    """
+
+    def __init__(self, part: _Part, rules: Rules, report: Report, linked: Spill) -> None:
+        super().__init__(part, rules, report)
+        self._linked = linked
+
+    def compare(self) -> None:
+        part = self.part
+        for subject in part.keys(Kind.VISITOR, Kind.GROUP):
+            low, high = part.folds(*subject)
+            seen = _view(low)
+            self.judge(subject, (seen, seen if high is low else _view(high)), None)
+            workspace, kind, name = subject
+            if kind is Kind.VISITOR and (workspace, name) not in part.links:
+                _, owner = part.profiles.get(subject, (None, None))
+                if owner is not None:
+                    reason = None if self.rules.horizon == float("-inf") else _EXPIRED
+                    message = f"{workspace}: {name!r} belongs to a user without a link"
+                    self.report.judge("visitors", message, reason)
+        for (workspace, name), of_users in part.links.items():
+            self._hand_on(workspace, name, of_users)
+
+    def _hand_on(self, workspace: str, name: str, of_users: Mapping[str, list[Any]]) -> None:
+        """Decide whom a visitor belongs to, and hand its links on."""
+        part, rules = self.part, self.rules
+        counting: list[dict[str, Version]] = [{}, {}]
+        for user, (*wanted, stored) in of_users.items():
+            for index, link in enumerate(wanted):
+                first, counts = link.first, link.decided[1]
+                if stored is not None:
+                    older = stored[0] if _is_older(stored[0], rules.horizon) else None
+                    first = min((one for one in (first, older) if one), default=None)
+                    counts = counts if rules.horizon == float("-inf") else stored[1]
+                elif rules.with_links and wanted[0].first is not None:
+                    first = None  # It is missing, which is a difference of its own.
+                if first is not None and counts:
+                    counting[index][user] = first
+        firsts = [min(one, key=one.__getitem__, default=None) for one in counting]
+        subject = (workspace, Kind.VISITOR, name)
+        folds = part.folds(*subject)
+        is_user = list(part.exists(workspace, name))
+        made = list(part.exists(workspace, name, chosen=False))
+        view, owner = part.profiles.get(subject, (None, None))
+        # A user that expired events made exists as well.
+        user_view, _ = part.profiles.get((workspace, Kind.USER, name), (None, None))
+        if rules.horizon > float("-inf") and user_view is not None:
+            is_user = made = [True, True]
+        visitors = [
+            None if fold.created_at is None or is_made else _packed(fold)
+            for fold, is_made in zip(folds, made, strict=True)
+        ]
+        reason = rules.doubt(*subject)
+        if visitors != [None, None]:
+            reason = self._excuse(subject, view or EMPTY)
+        for user, (low, high, stored) in of_users.items():
+            links = tuple((one.first, one.decided[1]) for one in (low, high))
+            wanted = tuple(one.get(user) for one in counting)
+            mine = tuple(first == user for first in firsts)
+            record = (workspace, user, name, links, stored, wanted, tuple(is_user), mine)
+            some = tuple(visitors) if any(mine) else (None, None)
+            late = folds[0] is not folds[1]
+            rest = (some, reason, None if view is None else (owner,), late)
+            self._linked.add(part_of(workspace, user), (*record, *rest))
+
+
+class _Second(_Step):
+    """Compares users and links."""
+
+    def compare(self, linked: Iterable[Any]) -> None:
+        """:param linked: what the first step handed on to this part."""
+        part = self.part
+        links: dict[tuple[str, str], list[Any]] = {}
+        for workspace, user, *link in linked:
+            links.setdefault((workspace, user), []).append(link)
+        chosen = {(workspace, Kind.USER, name) for workspace, name in part.choices.names}
+        existing = part.keys(Kind.USER) | chosen
+        for subject in existing:
+            self._user(subject, links.get((subject[0], subject[2]), ()), subject in chosen)
+        for (workspace, user), found in links.items():
+            self._links(workspace, user, found)
+
+    def _user(
+        self, subject: tuple[str, Kind, str], links: Sequence[list[Any]], chosen: bool
+    ) -> None:
+        workspace, _, name = subject
+        folds, exists = self.part.folds(*subject), self.part.exists(workspace, name)
+        reason = _LIMITED if len(links) > self.rules.limits.links else None
+        late = folds[0] is not folds[1] or exists[0] != exists[1]
+        for _, _, _, wanted, is_user, mine, visitors, excuse, _, is_late in links:
+            late |= wanted[0] != wanted[1] or is_user[0] != is_user[1] or mine[0] != mine[1]
+            late |= is_late and any(mine)
+            reason = reason or (excuse if any(mine) else None)
+            if self.rules.horizon > float("-inf") and any(mine) and visitors == (None, None):
+                reason = reason or _EXPIRED
+        low = self._merged(subject, folds[0], links, 0) if exists[0] else None
+        high = low
+        if late:
+            high = self._merged(subject, folds[1], links, 1) if exists[1] else None
+        actual, _ = self.part.profiles.get(subject, (None, None))
+        if actual is not None and self.rules.horizon > float("-inf") and not self.rules.with_links:
+            known = {link[0] for link in links}
+            reason = reason or (None if set(actual.anonymous_ids) <= known else _EXPIRED)
+        self.judge(subject, (low, high), reason, chosen=chosen)
+
+    def _merged(
+        self, subject: tuple[str, Kind, str], own: Fold, links: Iterable[list[Any]], index: int
+    ) -> View:
+        workspace, _, name = subject
+        names, visitors = [], []
+        for anonymous_id, _, _, wanted, is_user, mine, packed, *_ in links:
+            if wanted[index] is not None and not is_user[index]:
+                names.append(anonymous_id)
+            if mine[index] and packed[index] is not None:
+                visitor = Fold(*packed[index]).registers(anonymous_id)
+                visitors.append((wanted[index], visitor))
+        ordered = [visitor for _, visitor in sorted(visitors, key=lambda one: one[0])]
+        registers, limits = own.registers(name), self.rules.limits
+        declared = self.rules.identifiers.get(workspace, ())
+        profile = merge(workspace, registers, names, ordered, limits, declared)
+        return view_of(profile, [registers, *ordered[: limits.user_visitors]])
+
+    def _links(self, workspace: str, user: str, links: list[list[Any]]) -> None:
+        """Compare the links of a user, and the users of the visitors that belong to it."""
+        rules = self.rules
+        exists = self.part.exists(workspace, user)
+        actual, _ = self.part.profiles.get((workspace, Kind.USER, user), (None, None))
+        if rules.horizon > float("-inf") and actual is not None:
+            exists = (True, True)
+        count = sum(stored is not None or wanted[1][0] is not None for _, wanted, stored, *_ in links)
+        reason = _LIMITED if count > rules.limits.links else None
+        reason = reason or rules.doubt(workspace, Kind.USER, user)
+        for name, wanted, stored, _, _, mine, visitors, excuse, owner, _ in links:
+            if rules.with_links:
+                self.report.checked["links"] += 1
+                problem = _link_problem(*wanted, stored, rules.horizon)
+                if problem is not None:
+                    text, excused = problem
+                    message = f"{workspace}: {name!r} to {user!r} {text}"
+                    self.report.judge("links", message, reason or excused)
+            if owner is not None and all(mine):
+                there = [
+                    user if is_there and visitor is not None else None
+                    for is_there, visitor in zip(exists, visitors, strict=True)
+                ]
+                if owner[0] not in there:
+                    message = f"{workspace}: {name!r} belongs to {owner[0]!r} and not to {there[0]!r}"
+                    self.report.judge("visitors", message, reason or excuse)
+
+
+def _link_problem(
+    low: _Pair, high: _Pair, stored: _Pair | None, horizon: float
+) -> tuple[str, str | None] | None:
+    """Return what is wrong with a link, and why it may be right."""
+    wanted = [first for first, _ in (low, high) if first is not None]
+    first, counts = stored or (None, True)
+    if first is None:
+        missing = low[0] is not None or not (low[1] or stored)
+        return ("is missing", None) if missing else None
+    if not wanted or first < min(wanted):
+        reason = _EARLIER if not first[1] else _EXPIRED if first[0] < horizon else None
+        return ("has an earlier first event than any that is stored", reason)
+    if low[0] is not None and first > low[0]:
+        return ("has a later first event than one that is stored", None)
+    if low[0] == high[0] and first != low[0]:
+        return ("has another first event", None)
+    if counts not in (low[1], high[1]):
+        reason = None if horizon == float("-inf") else _EXPIRED
+        return ("counts" if counts else "does not count", reason)
+    return None
+
+
+def _is_older(first: Version | None, horizon: float) -> bool:
+    """Return whether a stored link may be older than all stored events."""
+    return first is not None and (first[0] < horizon or not first[1])
+
+
+def _packed(fold: Fold) -> tuple[Any, ...]:
+    return (fold.created_at, fold.updated_at, fold.received_at, fold.traits, fold.groups)
+
+
+def _view(fold: Fold) -> View | None:
+    """Return the view of a visitor or a group; ``None`` if it does not exist."""
+    if fold.created_at is None:
+        return None
+    return View(
+        created_at=fold.created_at,
+        updated_at=fold.updated_at,
+        traits={name: value[0] for name, (_, value) in fold.traits.items() if value},
+        trait_times={name: version[0] for name, (version, _) in fold.traits.items()},
+        groups=[group for group, (_, assigned) in fold.groups.items() if assigned],
+        group_times={group: version[0] for group, (version, _) in fold.groups.items()},
+    )

@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read a store once, and compare everything with everything that it follows from.
+
+The choices and the profiles are read first, and the events after them. So an event that arrives
+meanwhile is read, and whatever it changed in a profile is explained.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
+from typing import Any, Final
+
+import orjson
+
+from engage.api import (
+    DAY_MS,
+    Event,
+    EventFilter,
+    EventStore,
+    Kind,
+    ProfileStore,
+    StorageContext,
+    StorageUnavailable,
+    SubscriptionStore,
+    SuppressionStore,
+    VerifiableStore,
+    render_time,
+    suppressed_address,
+)
+from engage.upkeep.export import all_pages
+from engage.upkeep.verify.choices import confirm_choices, keep_choices, keep_history
+from engage.upkeep.verify.letters import check_letters
+from engage.upkeep.verify.people import (
+    Rules,
+    compare_people,
+    keep_changes,
+    keep_link,
+    keep_profile,
+)
+from engage.upkeep.verify.report import Doubt, Report
+from engage.upkeep.verify.spill import PARTS, Spill
+
+__all__ = ["Settings", "verify"]
+
+#: Milliseconds that an event may take from its receipt until it is stored, in which it waits for
+#: other writes, and by which the clocks of two machines may differ.
+SLACK: Final = 60_000
+
+_REASONS: Final = {
+    "expired": "events that expired",
+    "unfinished": "cut off by a crash, until a server starts",
+    "unknown": "could not be looked at",
+}
+#: Events between two reports of the progress.
+_STEP: Final = 1000
+
+
+def _no_doubt(_workspace: str, _kind: Kind, _name: str) -> str | None:
+    return None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the config says about a store."""
+
+    context: StorageContext
+    #: Days after which visitors expire; ``None``: never.
+    visitors_days: int | None
+    #: Return whether an event is valid: its type, and what is stored of it.
+    is_valid: Callable[[str, Mapping[str, Any]], bool]
+    #: Milliseconds that the loaders of a log are behind.
+    lag: int = 0
+    #: Whether somebody was erased, so that events are missing.
+    erased: bool = False
+    #: Why a user, visitor or group cannot be proven.
+    doubt: Doubt = _no_doubt
+
+    @property
+    def expires(self) -> bool:
+        """Whether events may have been deleted."""
+        return self.erased or self.context.events_days is not None
+
+
+async def verify(
+    store: EventStore,
+    settings: Settings,
+    *,
+    clock: Callable[[], int],
+    on_progress: Callable[[str, int], None] = lambda _what, _count: None,
+) -> Report:
+    """Compare what a store has with what it follows from. Nothing is changed.
+
+    :param store: an open store, which may be in use.
+    :param clock: returns milliseconds since 1970 UTC.
+    :param on_progress: called often, with what is read and how many there were.
+    :return: what was found, also if the store failed meanwhile: see :attr:`Report.failures`.
+    :raises OSError: if there is no room for temporary files.
+    """
+    report = Report()
+    for check in (_problems, _profiles, _letters, _suppressions):
+        try:
+            await check(store, settings, report, clock, on_progress)
+        except StorageUnavailable as error:
+            report.failures.append(str(error))
+    return report
+
+
+_Progress = Callable[[str, int], None]
+_Clock = Callable[[], int]
+
+
+async def _problems(
+    store: EventStore, settings: Settings, report: Report, _: _Clock, on_progress: _Progress
+) -> None:
+    if not isinstance(store, VerifiableStore):
+        return
+    on_progress("storage", 0)
+    async for problem in store.problems():
+        reason = _REASONS.get(problem.doubt)
+        if problem.doubt == "expired" and not settings.expires:
+            reason = None
+        report.judge(problem.what, problem.message, reason)
+    report.checked["storage"] = 1
+
+
+async def _letters(
+    store: EventStore, settings: Settings, report: Report, clock: _Clock, on_progress: _Progress
+) -> None:
+    on_progress("dead letters", 0)
+    days = settings.context.dead_letters_days
+    await check_letters(store, report, now=clock(), days=days, expires=settings.expires)
+
+
+async def _suppressions(
+    store: EventStore, _settings: Settings, report: Report, _: _Clock, on_progress: _Progress
+) -> None:
+    if isinstance(store, SuppressionStore):
+        scan = partial(store.scan_suppressions, None)
+        async for one in _counted(all_pages(scan), "suppressions", report, on_progress):
+            if suppressed_address(one.channel, one.address) != one.address:
+                message = f"{one.workspace_id}: {one.address!r} is not as it is looked up"
+                report.differs("suppressions", message)
+
+
+async def _counted(
+    items: AsyncIterator[Any], what: str, report: Report, on_progress: _Progress
+) -> AsyncIterator[Any]:
+    async for item in items:
+        report.checked[what] += 1
+        if report.checked[what] % _STEP == 0:
+            on_progress(what, report.checked[what])
+        yield item
+
+
+async def _profiles(
+    store: EventStore, settings: Settings, report: Report, clock: _Clock, on_progress: _Progress
+) -> None:
+    late_since = clock() - SLACK - settings.lag
+    with Spill() as spill:
+        if isinstance(store, SubscriptionStore):
+            await keep_choices(store, spill)
+        visitors = await _keep_profiles(store, spill, on_progress)
+        with_links = isinstance(store, VerifiableStore)
+        await _keep_events(store, settings, spill, report, late_since, on_progress)
+        if isinstance(store, SubscriptionStore):
+            await keep_history(store, spill)
+        unfinished = set(await store.unfinished()) if isinstance(store, VerifiableStore) else set()
+
+        def doubt(workspace: str, kind: Kind, name: str) -> str | None:
+            if kind is not Kind.GROUP and (workspace, name) in unfinished:
+                return _REASONS["unfinished"]
+            return settings.doubt(workspace, kind, name)
+
+        now, most = clock(), settings.context.profile_limits.visitors
+        days = settings.visitors_days
+        rules = Rules(
+            limits=settings.context.profile_limits,
+            identifiers=settings.context.identifiers,
+            horizon=await _horizon(store, settings, now),
+            visitors_before=float("-inf") if days is None else now - days * DAY_MS,
+            full={workspace for workspace, count in visitors.items() if count >= most},
+            with_links=with_links,
+            doubt=doubt,
+        )
+        on_progress("profiles", 0)
+        if isinstance(store, ProfileStore):
+            repeated, wrong = compare_people(spill, rules, report)
+    await _confirm_repeated(store, repeated, report)
+    if isinstance(store, SubscriptionStore):
+        await confirm_choices(store, wrong, report, doubt)
+
+
+async def _keep_profiles(
+    store: EventStore, spill: Spill, on_progress: _Progress
+) -> Counter[str]:
+    """Keep the profiles and links, and return how many visitors each workspace has."""
+    visitors: Counter[str] = Counter()
+    if not isinstance(store, ProfileStore):
+        return visitors
+    seen = Report()
+    async for user in _counted(
+        all_pages(partial(store.scan_users, None)), "users", seen, on_progress
+    ):
+        keep_profile(spill, Kind.USER, user.user_id, user)
+    async for one in _counted(
+        all_pages(partial(store.scan_visitors, None)), "visitors", seen, on_progress
+    ):
+        keep_profile(spill, Kind.VISITOR, one.anonymous_id, one)
+        visitors[one.workspace_id] += 1
+    async for group in all_pages(partial(store.scan_groups, None)):
+        keep_profile(spill, Kind.GROUP, group.group_id, group)
+    if isinstance(store, VerifiableStore):
+        async for link in _counted(all_pages(store.scan_links), "links", seen, on_progress):
+            names = (link.workspace_id, link.anonymous_id, link.user_id)
+            keep_link(spill, *names, link.first, link.counts)
+    return visitors
+
+
+async def _keep_events(
+    store: EventStore,
+    settings: Settings,
+    spill: Spill,
+    report: Report,
+    late_since: int,
+    on_progress: _Progress,
+) -> None:
+    """Check all events, and keep their changes."""
+    async for event in _counted(
+        all_pages(partial(store.scan, EventFilter())), "events", report, on_progress
+    ):
+        try:
+            problem = _problem(event, settings)
+            keep_changes(spill, event, late=event.received_at >= late_since)
+        except Exception as error:
+            problem = f"cannot be read ({type(error).__name__})"
+        if problem:
+            report.differs("events", f"{_named(event)} {problem}")
+        key = _digest(event)
+        spill.add(key[0] % PARTS, ("event", key))
+
+
+def _problem(event: Event, settings: Settings) -> str:
+    """Return what is wrong with an event by itself, if anything."""
+    document = event.document()
+    own = {
+        "type": event.type,
+        "messageId": event.message_id,
+        "workspaceId": event.workspace_id,
+        "userId": event.user_id,
+        "anonymousId": event.anonymous_id,
+        "receivedAt": render_time(event.received_at),
+        "timestamp": render_time(event.timestamp),
+    }
+    if event.type in ("track", "page", "screen"):
+        own["event" if event.type == "track" else "name"] = event.name
+    for name, value in own.items():
+        if document.get(name) != value:
+            return f"has another {name} than it is stored with"
+    return "" if settings.is_valid(event.type, document) else "is not valid"
+
+
+def _named(event: Event) -> str:
+    return f"{event.workspace_id}: {event.origin} {event.message_id!r}"
+
+
+def _digest(event: Event) -> bytes:
+    encoded = orjson.dumps(event.identity)
+    return hashlib.blake2b(encoded, digest_size=16).digest()
+
+
+async def _confirm_repeated(store: EventStore, repeated: set[bytes], report: Report) -> None:
+    """Read the events again that were read twice: one may have expired and have been sent again."""
+    if not repeated:
+        return
+    seen: Counter[bytes] = Counter()
+    async for event in all_pages(partial(store.scan, EventFilter())):
+        key = _digest(event)
+        if key in repeated:
+            seen[key] += 1
+            if seen[key] == 2:
+                report.differs("events", f"{_named(event)} is stored twice")
+
+
+async def _horizon(store: EventStore, settings: Settings, now: int) -> float:
+    """Return the time before which events may have expired."""
+    if settings.context.events_days is None:
+        return float("-inf")
+    oldest = await store.scan(EventFilter(), after=None, limit=1)
+    first = oldest.items[0].received_at if oldest.items else now
+    return max(first, now - settings.context.events_days * DAY_MS)
