@@ -8,7 +8,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from bson.datetime_ms import DatetimeMS
@@ -25,9 +25,11 @@ from engage.api import (
     StorageContext,
     StorageError,
     StorageUnavailable,
+    StoreProblem,
     SubscriptionChange,
     SubscriptionStore,
     SuppressionStore,
+    VerifiableStore,
 )
 
 from .connection import CLOSE_SECONDS, Connection
@@ -43,6 +45,7 @@ from .schema import META, Preparation, Schema
 from .subscriptions import Subscriptions
 from .suppressions import Suppressions
 from .url import DEFAULT_URL
+from .verification import Verification
 from .writer import Writer
 
 _log = logging.getLogger("engage.storage.mongo")
@@ -81,6 +84,7 @@ class MongoStorage(
     DeadLetterStore,
     RecordStore,
     CountStore,
+    VerifiableStore,
 ):
     """The storage that keeps everything in one MongoDB database."""
 
@@ -102,6 +106,7 @@ class MongoStorage(
         self._dead_letters = DeadLetters(connection, context.dead_letter_budget, sequence)
         self._records = Records(connection)
         self._counts = Counts(connection)
+        self._verification = Verification(connection, context.identifiers)
         self.dropped_changes = 0
         self._preparation = Preparation(
             connection,
@@ -286,3 +291,11 @@ class MongoStorage(
     counts = _once_ready("_counts", Counts.sums)
     scan_counts = _once_ready("_counts", Counts.scan)
     expire_counts = _once_ready("_counts", Counts.expire)
+
+    async def problems(self) -> AsyncIterator[StoreProblem]:
+        await self._ready()
+        async for problem in self._verification.problems():
+            yield problem
+
+    scan_links = _once_ready("_verification", Verification.scan_links)
+    unfinished = _once_ready("_verification", Verification.unfinished)

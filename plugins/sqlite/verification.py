@@ -172,7 +172,9 @@ def _profiles(db: sqlite3.Connection, after: int) -> _Step:
     for workspace, name, trait, encoded, value, *places in values:
         wanted = None if encoded is None else identifier_value(trait, orjson.loads(encoded))
         kind, its_kind, its_workspace = places
-        if wanted != value or (value is not None and (its_kind, its_workspace) != (kind, workspace)):
+        if wanted != value or (
+            value is not None and (its_kind, its_workspace) != (kind, workspace)
+        ):
             message = f"{workspace}: {name!r} is not found by its {trait!r}"
             found.append(_problem("identifiers", message))
     return found, last if len(rows) == _STEP else None

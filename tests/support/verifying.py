@@ -12,7 +12,7 @@ import orjson
 
 from engage.api import (
     CONFLICT,
-    DAY_MS,
+    Count,
     OPERATOR_ORIGIN,
     Event,
     StorageContext,
@@ -79,14 +79,16 @@ def _with_name(one: Event) -> Event:
     return one
 
 
-async def fill(store: Any, *, seed: int = 1, count: int = 400) -> Sequence[Event]:
+async def fill(
+    store: Any, *, seed: int = 1, count: int = 400, changes: int = 40
+) -> Sequence[Event]:
     """Put records of every kind into an open store, and return the events."""
     random_ = random.Random(seed)
     events = random_events(random_, count)
     shuffled = random_.sample(events, len(events))
     for start in range(0, len(shuffled), 37):
         await store.write(shuffled[start : start + 37])
-    for number in range(40):
+    for number in range(changes):
         who = random_.choice((f"u{random_.randrange(20)}", f"a{random_.randrange(20)}", "new"))
         choices = {name: random_.choice((True, False)) for name in ("news", "a.b")}
         await store.apply(
@@ -114,7 +116,35 @@ async def fill(store: Any, *, seed: int = 1, count: int = 400) -> Sequence[Event
         ]
     )
     await store.suppress([suppression()])
+    hour = time.time_ns() // 3_600_000_000_000 * 3_600_000
+    labels = ("website", "track", "conflict")
+    await store.put_counts(
+        [
+            Count(
+                step=3600,
+                at=hour,
+                process="p",
+                name="events",
+                workspace_id="acme",
+                labels=labels,
+                value=1,
+            )
+        ]
+    )
     return events
+
+
+async def small(store: Any) -> None:
+    """Put what the damage needs into a store."""
+    await fill(store, count=60, changes=8)
+    await store.write(
+        [
+            full("seen", user_id="ann", anonymous_id="a-1", at=900_000),
+            full("i", type="identify", user_id="ann", traits={"plan": "pro", "email": "A@b.c"}),
+            full("g", type="group", user_id="ann", groupId="crew", traits={"size": 3}),
+            full("v", type="identify", anonymous_id="a-1", traits={"n": 1}),
+        ]
+    )
 
 
 def context_of(store: Any) -> StorageContext:
@@ -143,6 +173,3 @@ async def verified(store: Any, **fields: Any) -> Report:
 def healthy(report: Report) -> None:
     """Check that nothing differs, and that everything could be looked at."""
     assert report.differences == [] and report.failures == []
-
-
-LONG: int = DAY_MS

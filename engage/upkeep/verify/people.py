@@ -393,7 +393,9 @@ class _Second(_Step):
         actual, _ = self.part.profiles.get((workspace, Kind.USER, user), (None, None))
         if rules.horizon > float("-inf") and actual is not None:
             exists = (True, True)
-        count = sum(stored is not None or wanted[1][0] is not None for _, wanted, stored, *_ in links)
+        count = sum(
+            stored is not None or wanted[1][0] is not None for _, wanted, stored, *_ in links
+        )
         reason = _LIMITED if count > rules.limits.links else None
         reason = reason or rules.doubt(workspace, Kind.USER, user)
         for name, wanted, stored, _, _, mine, visitors, excuse, owner, _ in links:
@@ -410,7 +412,9 @@ class _Second(_Step):
                     for is_there, visitor in zip(exists, visitors, strict=True)
                 ]
                 if owner[0] not in there:
-                    message = f"{workspace}: {name!r} belongs to {owner[0]!r} and not to {there[0]!r}"
+                    message = (
+                        f"{workspace}: {name!r} belongs to {owner[0]!r} and not to {there[0]!r}"
+                    )
                     self.report.judge("visitors", message, reason or excuse)
 
 

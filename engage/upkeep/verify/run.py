@@ -194,9 +194,7 @@ async def _profiles(
         await confirm_choices(store, wrong, report, doubt)
 
 
-async def _keep_profiles(
-    store: EventStore, spill: Spill, on_progress: _Progress
-) -> Counter[str]:
+async def _keep_profiles(store: EventStore, spill: Spill, on_progress: _Progress) -> Counter[str]:
     """Keep the profiles and links, and return how many visitors each workspace has."""
     visitors: Counter[str] = Counter()
     if not isinstance(store, ProfileStore):

@@ -17,7 +17,7 @@ from engage_plugins.sqlite.keys import saved
 from engage_plugins.sqlite.writer.operations import UNKNOWN, Operation
 from engage_plugins.sqlite.writer.writer import Writer
 from support.sqlite import make
-from support.verifying import fill, full, healthy, verified
+from support.verifying import fill, healthy, small, verified
 
 USER = "(SELECT id FROM profiles WHERE workspace = 'acme' AND kind = 0 AND name = 'ann')"
 VISITOR = "(SELECT id FROM profiles WHERE workspace = 'acme' AND kind = 2 AND name = 'a-1')"
@@ -29,7 +29,7 @@ DAMAGE: dict[str, tuple[str, list[str]]] = {
     "an event is not valid": (
         "events",
         [
-            "UPDATE events SET body = replace(CAST(body AS TEXT), '\"event\":\"Clicked\"', "
+            'UPDATE events SET body = replace(CAST(body AS TEXT), \'"event":"Clicked"\', '
             "'\"event\":\"\"'), name = '' WHERE message_id = 'seen'"
         ],
     ),
@@ -70,10 +70,7 @@ DAMAGE: dict[str, tuple[str, list[str]]] = {
     ),
     "a trait has an earlier time": (
         "users",
-        [
-            "UPDATE traits SET timestamp = timestamp - 1 "
-            f"WHERE profile = {USER} AND trait = 'plan'"
-        ],
+        [f"UPDATE traits SET timestamp = timestamp - 1 WHERE profile = {USER} AND trait = 'plan'"],
     ),
     "a trait is lost": (
         "users",
@@ -150,19 +147,6 @@ DAMAGE: dict[str, tuple[str, list[str]]] = {
         ["UPDATE suppressions SET address = 'A@b.c'"],
     ),
 }
-
-
-async def small(store: Any) -> None:
-    """Put what the damage needs into a store."""
-    await fill(store, count=60)
-    await store.write(
-        [
-            full("seen", user_id="ann", anonymous_id="a-1", at=900_000),
-            full("i", type="identify", user_id="ann", traits={"plan": "pro", "email": "A@b.c"}),
-            full("g", type="group", user_id="ann", groupId="crew", traits={"size": 3}),
-            full("v", type="identify", anonymous_id="a-1", traits={"n": 1}),
-        ]
-    )
 
 
 def damage(path: Path, statements: list[str]) -> None:
