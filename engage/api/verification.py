@@ -51,11 +51,13 @@ class VerifiableStore(abc.ABC):
     """
 
     @abc.abstractmethod
-    def problems(self) -> AsyncIterator[StoreProblem]:
+    def problems(self) -> AsyncIterator[StoreProblem | int]:
         """Look for problems: documents or rows that cannot be read, keys that are missing or lead
         to another event, counters and look-up tables that differ from what they are made of.
 
         It takes as long as it needs, and reads the store in steps.
+
+        :return: the problems; and after each step, how many documents or rows it looked at.
         """
 
     @abc.abstractmethod

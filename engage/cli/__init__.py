@@ -50,6 +50,7 @@ from engage.cli.subscriptions import subscriptions
 from engage.cli.suppressions import suppressions
 from engage.cli.tail import tail
 from engage.cli.users import users
+from engage.cli.verify import verify
 from engage.cli.webhooks import webhook_retry, webhook_test, webhook_url
 
 __all__ = ["main"]
@@ -57,7 +58,7 @@ __all__ = ["main"]
 
 #: The commands as ``--help`` lists them.
 GROUPS: Final[Mapping[str, Sequence[click.Command]]] = {
-    "Set up and run": (init, check, serve, load_command, console, plugins),
+    "Set up and run": (init, check, verify, serve, load_command, console, plugins),
     "Events and users": (
         *(tail, export, copy, users, subscriptions, suppressions),
         dead_letters,

@@ -82,7 +82,7 @@ def check(ctx: click.Context, config_path: Path) -> None:
     files = [plugin.name for plugin in registry.plugins if plugin.project is None]
     installed = plural(len(registry.plugins) - len(files), "plugin")
     _print("plugins", ", ".join([f"{installed} installed", *files]))
-    lag = asyncio.run(_lag(registry, config))
+    lag = asyncio.run(lag_of(registry, config))
     if lag is not None:
         _show_lag(config, lag)
     try:
@@ -167,7 +167,7 @@ def _show_lag(config: Config, lag: Lag) -> None:
         _print("warning", alarm)
 
 
-async def _lag(registry: Registry, config: Config) -> Lag | None:
+async def lag_of(registry: Registry, config: Config) -> Lag | None:
     """Return how far the storage is behind the log; ``None`` if there is no log.
 
     :raises StorageIncompatible: if a server would not start on this log.

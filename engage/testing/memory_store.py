@@ -332,8 +332,9 @@ class MemoryCounts(Memory, api.CountStore):
 class MemoryVerification(Memory, api.VerifiableStore):
     """What only this storage knows of itself."""
 
-    async def problems(self) -> AsyncIterator[api.StoreProblem]:
+    async def problems(self) -> AsyncIterator[api.StoreProblem | int]:
         data = self.contents()
+        yield len(data.events) + len(data.letters) + len(data.profiles)
         for key, event in data.events.items():
             if key != event.identity:
                 yield api.StoreProblem(what="keys", message=f"{key} leads to {event.identity}")

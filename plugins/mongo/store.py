@@ -292,7 +292,7 @@ class MongoStorage(
     scan_counts = _once_ready("_counts", Counts.scan)
     expire_counts = _once_ready("_counts", Counts.expire)
 
-    async def problems(self) -> AsyncIterator[StoreProblem]:
+    async def problems(self) -> AsyncIterator[StoreProblem | int]:
         await self._ready()
         async for problem in self._verification.problems():
             yield problem

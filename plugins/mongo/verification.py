@@ -50,7 +50,7 @@ class Verification:
         self._connection = connection
         self._declared = declared
 
-    async def problems(self) -> AsyncIterator[StoreProblem]:
+    async def problems(self) -> AsyncIterator[StoreProblem | int]:
         """Yield what is wrong with the documents of each collection."""
         checks: dict[str, _Check] = {
             EVENTS: _event,
@@ -70,6 +70,7 @@ class Verification:
                 with self._connection.calling(scan=True) as db:
                     cursor = db[collection].find(query).sort([("_id", 1)])
                     documents, last = await read_page(cursor, STEP, _sized)
+                yield len(documents)
                 for document in documents:
                     for message in _problems(check, document):
                         text = f"{document['_id']!r} {message}"

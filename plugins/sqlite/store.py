@@ -399,7 +399,7 @@ class SqliteStorage(
         return await self._writer.call(operations.EXPIRE_COUNTS, step, before, limit)
 
     # ---------------------------------------------------------------------- verification
-    def problems(self) -> AsyncIterator[StoreProblem]:
+    def problems(self) -> AsyncIterator[StoreProblem | int]:
         return verification.problems(self._settings, self._writer)
 
     async def scan_links(self, *, after: str | None, limit: int) -> Page[StoredLink]:

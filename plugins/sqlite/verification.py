@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import orjson
 
-from engage.api import StorageUnavailable, StoreProblem, StoredLink, identifier_value
+from engage.api import StorageUnavailable, StoredLink, StoreProblem, identifier_value
 
 from .connection import Settings, key_of
 from .keys import parts
@@ -28,14 +28,15 @@ _STEP: Final = 5000
 #: Table → the columns that lead to a profile.
 _OF_PROFILES: Final = ("traits", "memberships", "links", "identifiers", "claims")
 
-_Step = tuple[list[StoreProblem], int | None]
+#: What a step found: problems, how many rows it looked at, and where the next one begins.
+_Step = tuple[list[StoreProblem], int, int | None]
 
 
 def _problem(what: str, message: str, **fields: Any) -> StoreProblem:
     return StoreProblem(what=what, message=message, **fields)
 
 
-async def problems(settings: Settings, writer: Writer) -> AsyncIterator[StoreProblem]:
+async def problems(settings: Settings, writer: Writer) -> AsyncIterator[StoreProblem | int]:
     """Yield what is wrong with the file."""
     reader = Reader(settings)
     try:
@@ -43,23 +44,25 @@ async def problems(settings: Settings, writer: Writer) -> AsyncIterator[StorePro
         for step in (*(_integrity(table) for table in tables), _profiles, _history, _totals):
             after: int | None = 0
             while after is not None:
-                found, after = await asyncio.to_thread(reader.call, step, after)
+                found, count, after = await asyncio.to_thread(reader.call, step, after)
+                yield count
                 for problem in found:
                     yield problem
-        filters: str | None = None
-        after = 0
+        after, with_filters = 0, True
         while after is not None:
             keys, found, after = await asyncio.to_thread(reader.call, _events, after)
+            yield len(keys)
+            if with_filters:
+                try:
+                    # Only the process that writes has the filters.
+                    for key in await writer.call(operations.UNKNOWN, keys):
+                        message = f"the key {key.hex()} of an event is not in them"
+                        found.append(_problem("filters", message))
+                except StorageUnavailable as error:
+                    with_filters = False
+                    yield _problem("filters", str(error), doubt="unknown")
             for problem in found:
                 yield problem
-            try:
-                # Only the process that writes has the filters.
-                unknown = set(await writer.call(operations.UNKNOWN, keys)) if not filters else ()
-            except StorageUnavailable as error:
-                filters, unknown = str(error), ()
-                yield _problem("filters", filters, doubt="unknown")
-            for key in unknown:
-                yield _problem("filters", f"the key {key.hex()} of an event is not in them")
     finally:
         await asyncio.to_thread(reader.drop)
 
@@ -75,7 +78,7 @@ def _integrity(table: str) -> Callable[[sqlite3.Connection, int], _Step]:
 
     def check(db: sqlite3.Connection, _: int) -> _Step:
         rows = db.execute(f"PRAGMA integrity_check('{table}')")
-        return [_problem("file", f"{table}: {row}") for (row,) in rows if row != "ok"], None
+        return [_problem("file", f"{table}: {row}") for (row,) in rows if row != "ok"], 1, None
 
     return check
 
@@ -177,7 +180,7 @@ def _profiles(db: sqlite3.Connection, after: int) -> _Step:
         ):
             message = f"{workspace}: {name!r} is not found by its {trait!r}"
             found.append(_problem("identifiers", message))
-    return found, last if len(rows) == _STEP else None
+    return found, len(rows), last if len(rows) == _STEP else None
 
 
 def _totals(db: sqlite3.Connection, _: int) -> _Step:
@@ -193,7 +196,7 @@ def _totals(db: sqlite3.Connection, _: int) -> _Step:
     for key, workspace, name in db.execute("SELECT key, workspace, id FROM letters"):
         if key != key_of(workspace, name):
             found.append(_problem("letters", f"{workspace}: {name} has the key of another one"))
-    return found, None
+    return found, len(counted), None
 
 
 def _history(db: sqlite3.Connection, after: int) -> _Step:
@@ -207,7 +210,7 @@ def _history(db: sqlite3.Connection, after: int) -> _Step:
         for _, workspace, change in rows
         if not _is_remembered(db, key_of(workspace, change))
     ]
-    return found, rows[-1][0] if len(rows) == _STEP else None
+    return found, len(rows), rows[-1][0] if len(rows) == _STEP else None
 
 
 def _is_remembered(db: sqlite3.Connection, key: bytes) -> bool:

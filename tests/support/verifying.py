@@ -12,8 +12,8 @@ import orjson
 
 from engage.api import (
     CONFLICT,
-    Count,
     OPERATOR_ORIGIN,
+    Count,
     Event,
     StorageContext,
     SubscriptionChange,
@@ -32,7 +32,10 @@ def full(message_id: str, **fields: Any) -> Event:
     """Return an event with the times of a stored one; see :func:`engage.testing.event`."""
     at, received = fields.get("at", 0), fields.get("received")
     received = at if received is None else received
-    times = {"receivedAt": render_time(TIME + received), "timestamp": render_time(TIME + at)}
+    times: dict[str, Any] = {
+        "receivedAt": render_time(TIME + received),
+        "timestamp": render_time(TIME + at),
+    }
     return event(message_id, **times, **fields)
 
 
@@ -172,4 +175,4 @@ async def verified(store: Any, **fields: Any) -> Report:
 
 def healthy(report: Report) -> None:
     """Check that nothing differs, and that everything could be looked at."""
-    assert report.differences == [] and report.failures == []
+    assert (report.differences, report.failures) == ([], [])

@@ -63,9 +63,12 @@ class Choices:
         """Yield the choices that differ from the last record, or have none, or are missing."""
         for key in self.kept.keys() | self.records.keys():
             choice, record = self.kept.get(key), self.records.get(key)
-            if choice is None or record is None or choice[0] is not record[0]:
-                yield key
-            elif choice[1] < record[1]:
+            if (
+                choice is None
+                or record is None
+                or choice[0] is not record[0]
+                or choice[1] < record[1]
+            ):
                 yield key
 
 

@@ -63,9 +63,8 @@ def _compare_times(
         return
     created = [one.created_at for one in (low, high) if one.created_at is not None]
     updated = [one.updated_at for one in (low, high)]
-    if low.created_at is not None and actual.created_at > max(created):
-        yield TIMES, False
-    elif actual.updated_at < min(updated):
+    is_late = low.created_at is not None and actual.created_at > max(created)
+    if is_late or actual.updated_at < min(updated):
         yield TIMES, False
     elif actual.created_at < min(created, default=_NEVER):
         yield TIMES, actual.created_at < horizon

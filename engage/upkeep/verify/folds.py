@@ -51,8 +51,8 @@ class Fold:
 
     def copy(self) -> Fold:
         """Return another one, with the same events so far."""
-        parts = {"traits": {**self.traits}, "groups": {**self.groups}, "sizes": {**self.sizes}}
-        return dataclasses.replace(self, **parts)
+        traits, groups, sizes = {**self.traits}, {**self.groups}, {**self.sizes}
+        return dataclasses.replace(self, traits=traits, groups=groups, sizes=sizes)
 
     def add(
         self,

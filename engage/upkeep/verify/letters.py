@@ -66,11 +66,12 @@ async def check_letters(
         report.unprovable["dead letters", "changed all the time"] += 1
         before = {}
     report.checked["dead letters"] = sum(count for count, _ in totals.values())
-    for key in before.keys() | (totals.keys() if before else set()):
-        if before.get(key, (0, 0)) != totals.get(key, (0, 0)):
-            workspace, budget = key
-            message = f"{workspace}: the budget {budget} counts {before.get(key, (0, 0))} letters"
-            report.differs("dead letters", f"{message} and bytes, not {totals.get(key, (0, 0))}")
+    # Without any, the storage may not know how much is used.
+    for workspace, budget in before.keys() | (totals.keys() if before else set()):
+        kept, used = (one.get((workspace, budget), (0, 0)) for one in (totals, before))
+        if kept != used:
+            message = f"{workspace}: the budget {budget} counts {used} letters and bytes"
+            report.differs("dead letters", f"{message}, not {kept}")
     for (workspace, origin, message_id), problem in conflicts.items():
         whose = f"{workspace}: the conflict with the message id {message_id!r}"
         if problem:

@@ -9,8 +9,8 @@ with the visitors, on to the parts of their users. The second compares links and
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from engage.api import Event, Kind, Link, LinkDecision, ProfileLimits, Version, changes_of, merge
 from engage.upkeep.verify.choices import Choice, Choices
@@ -31,9 +31,44 @@ _EARLIER: Final = "made by an earlier version"
 _NAMES: Final = {Kind.USER: "users", Kind.VISITOR: "visitors", Kind.GROUP: "groups"}
 #: The merge of the events before the profiles were read, and of all.
 _Both = tuple[Fold, Fold]
-#: A value before and after.
-_Pair = tuple[Any, Any]
 _NOTHING: Final = Fold()
+
+
+@dataclasses.dataclass(slots=True)
+class _OneLink:
+    """A link by the events, and as the store has it: its first event, and whether it counts."""
+
+    low: LinkFold = dataclasses.field(default_factory=LinkFold)
+    high: LinkFold = dataclasses.field(default_factory=LinkFold)
+    stored: tuple[Version | None, bool] | None = None
+
+
+class _Linked(NamedTuple):
+    """What the first step knows of a link. Pairs are of the events before, and of all."""
+
+    workspace: str
+    user: str
+    #: The anonymous id.
+    name: str
+    #: By the events: the first of them, and whether it counts.
+    low: tuple[Version | None, bool]
+    high: tuple[Version | None, bool]
+    #: The same in the store.
+    stored: tuple[Version | None, bool] | None
+    #: The first event, if the link is there and counts.
+    counting: tuple[Version | None, Version | None]
+    #: Whether a user with the anonymous id exists.
+    is_user: tuple[bool, bool]
+    #: Whether it is the first link of the anonymous id.
+    mine: tuple[bool, bool]
+    #: If it is, the visitor, which may belong to the user.
+    visitors: tuple[Any, ...]
+    #: Why the visitor may differ.
+    reason: str | None
+    #: If the store has the visitor: the user to whom it belongs there.
+    owner: tuple[str | None] | None
+    #: Whether the visitor changed.
+    late: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +87,11 @@ class Rules:
     #: Whether the store's links are known.
     with_links: bool
     doubt: Doubt
+
+    @property
+    def expires(self) -> bool:
+        """Whether events may have expired."""
+        return self.horizon > float("-inf")
 
 
 # ----------------------------------------------------------------------------------- what is kept
@@ -81,15 +121,15 @@ def keep_profile(spill: Spill, kind: Kind, name: str, profile: Any) -> None:
     """Keep a profile of the store."""
     workspace, view = profile.workspace_id, view_of(profile)
     owner = profile.user_id if kind is Kind.VISITOR else None
-    fields = dict(
-        created_at=view.created_at,
-        updated_at=view.updated_at,
-        traits=dict(view.traits),
-        trait_times=dict(view.trait_times),
-        groups=list(view.groups),
-        anonymous_ids=list(view.anonymous_ids),
-        left_out=view.left_out,
-    )
+    fields = {
+        "created_at": view.created_at,
+        "updated_at": view.updated_at,
+        "traits": dict(view.traits),
+        "trait_times": dict(view.trait_times),
+        "groups": list(view.groups),
+        "anonymous_ids": list(view.anonymous_ids),
+        "left_out": view.left_out,
+    }
     spill.add(part_of(workspace, name), ("profile", workspace, kind.value, name, fields, owner))
 
 
@@ -111,8 +151,8 @@ class _Part:
         self.choices = Choices()
         #: Workspace, kind and id → what the store has, and the user of a visitor.
         self.profiles: dict[tuple[str, Kind, str], tuple[View, str | None]] = {}
-        #: Workspace and anonymous id → user → events so far and later, and what the store has.
-        self.links: dict[tuple[str, str], dict[str, list[Any]]] = {}
+        #: Workspace and anonymous id → user → link.
+        self.links: dict[tuple[str, str], dict[str, _OneLink]] = {}
         self._folds: dict[tuple[str, Kind, str], Fold] = {}
         self._late: dict[tuple[str, Kind, str], list[Any]] = {}
         late_links = []
@@ -131,18 +171,18 @@ class _Part:
                     if late:
                         late_links.append((link, fields))
                     else:
-                        link[0].add(*fields)
+                        link.low.add(*fields)
                 case ("profile", workspace, kind, name, view, owner):
                     self.profiles[workspace, Kind(kind), name] = (View(**view), owner)
                 case ("stored", workspace, name, user, first, counts):
-                    self._link(workspace, name, user)[2] = (first, counts)
+                    self._link(workspace, name, user).stored = (first, counts)
                 case _:
                     self.choices.add(*record)
         for of_users in self.links.values():
             for link in of_users.values():
-                link[1] = dataclasses.replace(link[0])
+                link.high = dataclasses.replace(link.low)
         for link, fields in late_links:
-            link[1].add(*fields)
+            link.high.add(*fields)
         self._high: dict[tuple[str, Kind, str], Fold] = {}
         for key, changes in self._late.items():
             high = self._high[key] = self._folds.get(key, _NOTHING).copy()
@@ -153,11 +193,12 @@ class _Part:
     def _add(fold: Fold, key: tuple[str, Kind, str], fields: Any, rules: Rules) -> None:
         workspace, kind, _ = key
         declared = rules.identifiers.get(workspace, ()) if kind is not Kind.GROUP else ()
-        fold.add(*fields, rules.limits, declared)
+        version, received_at, change = fields
+        fold.add(version, received_at, change, rules.limits, declared)
 
-    def _link(self, workspace: str, name: str, user: str) -> list[Any]:
+    def _link(self, workspace: str, name: str, user: str) -> _OneLink:
         of_users = self.links.setdefault((workspace, name), {})
-        return of_users.setdefault(user, [LinkFold(), None, None])
+        return of_users.setdefault(user, _OneLink())
 
     def keys(self, *kinds: Kind) -> set[tuple[str, Kind, str]]:
         """Return the workspace, kind and id of everything of some kinds."""
@@ -185,9 +226,12 @@ class _Part:
         return low, high
 
 
-def compare_people(spill: Spill, rules: Rules, report: Report) -> tuple[set[bytes], set[Choice]]:
+def compare_people(
+    spill: Spill, rules: Rules, report: Report, on_progress: Callable[[str, int], None]
+) -> tuple[set[bytes], set[Choice]]:
     """Compare everything that was kept.
 
+    :param on_progress: called often, with what is compared and how many there were.
     :return: the events that were read twice, and the choices that differ from their history.
     """
     repeated: set[bytes] = set()
@@ -199,8 +243,10 @@ def compare_people(spill: Spill, rules: Rules, report: Report) -> tuple[set[byte
             report.checked["choices"] += len(part.choices.kept)
             wrong.update(part.choices.wrong())
             _First(part, rules, report, linked).compare()
+            on_progress("profiles compared", report.checked["visitors"] + report.checked["groups"])
         for number in range(PARTS):
             _Second(_Part(spill, number, rules), rules, report).compare(linked.read(number))
+            on_progress("users compared", report.checked["users"])
     return repeated, wrong
 
 
@@ -233,7 +279,7 @@ class _Step:
             return
         if low is None and high is None:
             expired = actual.created_at is None or actual.created_at < self.rules.horizon
-            if self.rules.horizon > float("-inf") and expired:
+            if self.rules.expires and expired:
                 reason = reason or _EXPIRED
             reason = reason or self.rules.doubt(*subject)
             self.report.judge(what, f"{found} exists without an event that made it", reason)
@@ -281,162 +327,161 @@ class _First(_Step):
             if kind is Kind.VISITOR and (workspace, name) not in part.links:
                 _, owner = part.profiles.get(subject, (None, None))
                 if owner is not None:
-                    reason = None if self.rules.horizon == float("-inf") else _EXPIRED
+                    reason = _EXPIRED if self.rules.expires else None
                     message = f"{workspace}: {name!r} belongs to a user without a link"
                     self.report.judge("visitors", message, reason)
         for (workspace, name), of_users in part.links.items():
             self._hand_on(workspace, name, of_users)
 
-    def _hand_on(self, workspace: str, name: str, of_users: Mapping[str, list[Any]]) -> None:
+    def _hand_on(self, workspace: str, name: str, of_users: Mapping[str, _OneLink]) -> None:
         """Decide whom a visitor belongs to, and hand its links on."""
         part, rules = self.part, self.rules
         counting: list[dict[str, Version]] = [{}, {}]
-        for user, (*wanted, stored) in of_users.items():
-            for index, link in enumerate(wanted):
-                first, counts = link.first, link.decided[1]
-                if stored is not None:
-                    older = stored[0] if _is_older(stored[0], rules.horizon) else None
-                    first = min((one for one in (first, older) if one), default=None)
-                    counts = counts if rules.horizon == float("-inf") else stored[1]
-                elif rules.with_links and wanted[0].first is not None:
+        for user, link in of_users.items():
+            for found, wanted in zip(counting, (link.low, link.high), strict=True):
+                first, counts = wanted.first, wanted.decided[1]
+                if link.stored is not None:
+                    stored, stored_counts = link.stored
+                    older = [stored] if _is_older(stored, rules.horizon) else []
+                    first = min((one for one in (first, *older) if one), default=None)
+                    counts = stored_counts if rules.expires else counts
+                elif rules.with_links and link.low.first is not None:
                     first = None  # It is missing, which is a difference of its own.
                 if first is not None and counts:
-                    counting[index][user] = first
+                    found[user] = first
         firsts = [min(one, key=one.__getitem__, default=None) for one in counting]
         subject = (workspace, Kind.VISITOR, name)
         folds = part.folds(*subject)
-        is_user = list(part.exists(workspace, name))
-        made = list(part.exists(workspace, name, chosen=False))
-        view, owner = part.profiles.get(subject, (None, None))
+        is_user, made = part.exists(workspace, name), part.exists(workspace, name, chosen=False)
         # A user that expired events made exists as well.
-        user_view, _ = part.profiles.get((workspace, Kind.USER, name), (None, None))
-        if rules.horizon > float("-inf") and user_view is not None:
-            is_user = made = [True, True]
-        visitors = [
+        if rules.expires and (workspace, Kind.USER, name) in part.profiles:
+            is_user = made = (True, True)
+        visitors = tuple(
             None if fold.created_at is None or is_made else _packed(fold)
             for fold, is_made in zip(folds, made, strict=True)
-        ]
-        reason = rules.doubt(*subject)
-        if visitors != [None, None]:
+        )
+        view, owner = part.profiles.get(subject, (None, None))
+        if visitors == (None, None):
+            reason = rules.doubt(*subject)
+        else:
             reason = self._excuse(subject, view or EMPTY)
-        for user, (low, high, stored) in of_users.items():
-            links = tuple((one.first, one.decided[1]) for one in (low, high))
-            wanted = tuple(one.get(user) for one in counting)
-            mine = tuple(first == user for first in firsts)
-            record = (workspace, user, name, links, stored, wanted, tuple(is_user), mine)
-            some = tuple(visitors) if any(mine) else (None, None)
-            late = folds[0] is not folds[1]
-            rest = (some, reason, None if view is None else (owner,), late)
-            self._linked.add(part_of(workspace, user), (*record, *rest))
+        for user, link in of_users.items():
+            mine = (firsts[0] == user, firsts[1] == user)
+            linked = _Linked(
+                workspace=workspace,
+                user=user,
+                name=name,
+                low=(link.low.first, link.low.decided[1]),
+                high=(link.high.first, link.high.decided[1]),
+                stored=link.stored,
+                counting=(counting[0].get(user), counting[1].get(user)),
+                is_user=is_user,
+                mine=mine,
+                visitors=visitors if any(mine) else (None, None),
+                reason=reason,
+                owner=None if view is None else (owner,),
+                late=any(mine) and folds[0] is not folds[1],
+            )
+            self._linked.add(part_of(workspace, user), tuple(linked))
 
 
 class _Second(_Step):
     """Compares users and links."""
 
-    def compare(self, linked: Iterable[Any]) -> None:
-        """:param linked: what the first step handed on to this part."""
+    def compare(self, handed_on: Iterable[Any]) -> None:
+        """:param handed_on: what the first step has for this part."""
         part = self.part
-        links: dict[tuple[str, str], list[Any]] = {}
-        for workspace, user, *link in linked:
-            links.setdefault((workspace, user), []).append(link)
+        links: dict[tuple[str, str], list[_Linked]] = {}
+        for record in handed_on:
+            one = _Linked(*record)
+            links.setdefault((one.workspace, one.user), []).append(one)
         chosen = {(workspace, Kind.USER, name) for workspace, name in part.choices.names}
-        existing = part.keys(Kind.USER) | chosen
-        for subject in existing:
+        for subject in part.keys(Kind.USER) | chosen:
             self._user(subject, links.get((subject[0], subject[2]), ()), subject in chosen)
         for (workspace, user), found in links.items():
             self._links(workspace, user, found)
 
-    def _user(
-        self, subject: tuple[str, Kind, str], links: Sequence[list[Any]], chosen: bool
-    ) -> None:
+    def _user(self, subject: tuple[str, Kind, str], links: Sequence[_Linked], chosen: bool) -> None:
         workspace, _, name = subject
         folds, exists = self.part.folds(*subject), self.part.exists(workspace, name)
         reason = _LIMITED if len(links) > self.rules.limits.links else None
         late = folds[0] is not folds[1] or exists[0] != exists[1]
-        for _, _, _, wanted, is_user, mine, visitors, excuse, _, is_late in links:
-            late |= wanted[0] != wanted[1] or is_user[0] != is_user[1] or mine[0] != mine[1]
-            late |= is_late and any(mine)
-            reason = reason or (excuse if any(mine) else None)
-            if self.rules.horizon > float("-inf") and any(mine) and visitors == (None, None):
-                reason = reason or _EXPIRED
+        for one in links:
+            both = (one.counting, one.is_user, one.mine)
+            late |= one.late or any(before != after for before, after in both)
+            reason = reason or (one.reason if any(one.mine) else None)
         low = self._merged(subject, folds[0], links, 0) if exists[0] else None
         high = low
         if late:
             high = self._merged(subject, folds[1], links, 1) if exists[1] else None
         actual, _ = self.part.profiles.get(subject, (None, None))
-        if actual is not None and self.rules.horizon > float("-inf") and not self.rules.with_links:
-            known = {link[0] for link in links}
+        if actual is not None and self.rules.expires and not self.rules.with_links:
+            known = {one.name for one in links}
             reason = reason or (None if set(actual.anonymous_ids) <= known else _EXPIRED)
         self.judge(subject, (low, high), reason, chosen=chosen)
 
     def _merged(
-        self, subject: tuple[str, Kind, str], own: Fold, links: Iterable[list[Any]], index: int
+        self, subject: tuple[str, Kind, str], own: Fold, links: Iterable[_Linked], index: int
     ) -> View:
+        """Merge a user with its visitors.
+
+        :param index: 0 for the events before, 1 for all.
+        """
         workspace, _, name = subject
         names, visitors = [], []
-        for anonymous_id, _, _, wanted, is_user, mine, packed, *_ in links:
-            if wanted[index] is not None and not is_user[index]:
-                names.append(anonymous_id)
-            if mine[index] and packed[index] is not None:
-                visitor = Fold(*packed[index]).registers(anonymous_id)
-                visitors.append((wanted[index], visitor))
+        for one in links:
+            first, visitor = one.counting[index], one.visitors[index]
+            if first is not None and not one.is_user[index]:
+                names.append(one.name)
+                if one.mine[index] and visitor is not None:
+                    visitors.append((first, Fold(*visitor).registers(one.name)))
         ordered = [visitor for _, visitor in sorted(visitors, key=lambda one: one[0])]
         registers, limits = own.registers(name), self.rules.limits
         declared = self.rules.identifiers.get(workspace, ())
         profile = merge(workspace, registers, names, ordered, limits, declared)
         return view_of(profile, [registers, *ordered[: limits.user_visitors]])
 
-    def _links(self, workspace: str, user: str, links: list[list[Any]]) -> None:
+    def _links(self, workspace: str, user: str, links: Sequence[_Linked]) -> None:
         """Compare the links of a user, and the users of the visitors that belong to it."""
         rules = self.rules
         exists = self.part.exists(workspace, user)
-        actual, _ = self.part.profiles.get((workspace, Kind.USER, user), (None, None))
-        if rules.horizon > float("-inf") and actual is not None:
+        if rules.expires and (workspace, Kind.USER, user) in self.part.profiles:
             exists = (True, True)
-        count = sum(
-            stored is not None or wanted[1][0] is not None for _, wanted, stored, *_ in links
-        )
+        count = sum(one.stored is not None or one.high[0] is not None for one in links)
         reason = _LIMITED if count > rules.limits.links else None
         reason = reason or rules.doubt(workspace, Kind.USER, user)
-        for name, wanted, stored, _, _, mine, visitors, excuse, owner, _ in links:
+        for one in links:
             if rules.with_links:
                 self.report.checked["links"] += 1
-                problem = _link_problem(*wanted, stored, rules.horizon)
-                if problem is not None:
-                    text, excused = problem
-                    message = f"{workspace}: {name!r} to {user!r} {text}"
-                    self.report.judge("links", message, reason or excused)
-            if owner is not None and all(mine):
-                there = [
-                    user if is_there and visitor is not None else None
-                    for is_there, visitor in zip(exists, visitors, strict=True)
-                ]
-                if owner[0] not in there:
-                    message = (
-                        f"{workspace}: {name!r} belongs to {owner[0]!r} and not to {there[0]!r}"
-                    )
-                    self.report.judge("visitors", message, reason or excuse)
+                if (problem := _link_problem(one, rules.horizon)) is not None:
+                    text, excuse = problem
+                    message = f"{workspace}: {one.name!r} to {user!r} {text}"
+                    self.report.judge("links", message, reason or excuse)
+            if one.owner is not None and all(one.mine):
+                both = zip(exists, one.visitors, strict=True)
+                owners = [user if there and visitor else None for there, visitor in both]
+                if one.owner[0] not in owners:
+                    message = f"{workspace}: {one.name!r} belongs to {one.owner[0]!r}"
+                    message += f", and not to {owners[1]!r}"
+                    self.report.judge("visitors", message, reason or one.reason)
 
 
-def _link_problem(
-    low: _Pair, high: _Pair, stored: _Pair | None, horizon: float
-) -> tuple[str, str | None] | None:
+def _link_problem(link: _Linked, horizon: float) -> tuple[str, str | None] | None:
     """Return what is wrong with a link, and why it may be right."""
+    low, high = link.low, link.high
     wanted = [first for first, _ in (low, high) if first is not None]
-    first, counts = stored or (None, True)
+    first, counts = link.stored or (None, True)
     if first is None:
-        missing = low[0] is not None or not (low[1] or stored)
-        return ("is missing", None) if missing else None
+        is_missing = low[0] is not None or not (low[1] or link.stored)
+        return ("is missing", None) if is_missing else None
     if not wanted or first < min(wanted):
         reason = _EARLIER if not first[1] else _EXPIRED if first[0] < horizon else None
         return ("has an earlier first event than any that is stored", reason)
-    if low[0] is not None and first > low[0]:
-        return ("has a later first event than one that is stored", None)
-    if low[0] == high[0] and first != low[0]:
+    if low[0] is not None and (first > low[0] or (low[0] == high[0] != first)):
         return ("has another first event", None)
     if counts not in (low[1], high[1]):
-        reason = None if horizon == float("-inf") else _EXPIRED
-        return ("counts" if counts else "does not count", reason)
+        text = "counts" if counts else "does not count"
+        return (text, None if horizon == float("-inf") else _EXPIRED)
     return None
 
 

@@ -118,19 +118,20 @@ async def _problems(
 ) -> None:
     if not isinstance(store, VerifiableStore):
         return
-    on_progress("storage", 0)
     async for problem in store.problems():
+        if isinstance(problem, int):
+            report.checked["storage"] += problem
+            on_progress("rows", report.checked["storage"])
+            continue
         reason = _REASONS.get(problem.doubt)
         if problem.doubt == "expired" and not settings.expires:
             reason = None
         report.judge(problem.what, problem.message, reason)
-    report.checked["storage"] = 1
 
 
 async def _letters(
-    store: EventStore, settings: Settings, report: Report, clock: _Clock, on_progress: _Progress
+    store: EventStore, settings: Settings, report: Report, clock: _Clock, _: _Progress
 ) -> None:
-    on_progress("dead letters", 0)
     days = settings.context.dead_letters_days
     await check_letters(store, report, now=clock(), days=days, expires=settings.expires)
 
@@ -186,9 +187,7 @@ async def _profiles(
             with_links=with_links,
             doubt=doubt,
         )
-        on_progress("profiles", 0)
-        if isinstance(store, ProfileStore):
-            repeated, wrong = compare_people(spill, rules, report)
+        repeated, wrong = compare_people(spill, rules, report, on_progress)
     await _confirm_repeated(store, repeated, report)
     if isinstance(store, SubscriptionStore):
         await confirm_choices(store, wrong, report, doubt)

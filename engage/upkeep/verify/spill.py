@@ -30,7 +30,7 @@ class Spill:
 
     def __init__(self) -> None:
         """:raises OSError: if there can be no temporary file, as for :meth:`add`."""
-        self._file = tempfile.TemporaryFile()
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed at the end
         self._buffers = [bytearray() for _ in range(PARTS)]
         self._places: list[list[tuple[int, int]]] = [[] for _ in range(PARTS)]
         self._end = 0

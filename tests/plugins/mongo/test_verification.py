@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,6 @@ def later(collection: str, query: dict[str, Any], path: str) -> Callable[[Any], 
         value = document = db[collection].find_one(query)
         for name in path.split("."):
             value = value[name]
-        import datetime
-
         moved = value + datetime.timedelta(seconds=1)
         db[collection].update_one({"_id": document["_id"]}, {"$set": {path: moved}})
 
@@ -72,7 +71,7 @@ def twice(db: Any) -> None:
 
 
 #: Name → what it is found as, and what does it.
-DAMAGE: dict[str, tuple[str, Callable[[Any], None]]] = {
+DAMAGE: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "an event that set a trait is deleted": ("users", remove("events", _id="acme:api:i")),
     "an event is not valid": ("events", change("events", SEEN, event=7)),
     "an event has another type": ("events", change("events", SEEN, type="click")),
