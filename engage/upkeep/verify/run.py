@@ -55,7 +55,7 @@ _REASONS: Final = {
     "unfinished": "cut off by a crash, until a server starts",
     "unknown": "could not be looked at",
 }
-#: Events between two reports of the progress.
+#: Records of a page, and between two reports of the progress: larger pages need more memory.
 _STEP: Final = 1000
 
 
@@ -140,11 +140,15 @@ async def _suppressions(
     store: EventStore, _settings: Settings, report: Report, _: _Clock, on_progress: _Progress
 ) -> None:
     if isinstance(store, SuppressionStore):
-        scan = partial(store.scan_suppressions, None)
-        async for one in _counted(all_pages(scan), "suppressions", report, on_progress):
+        scan = _all(store.scan_suppressions, None)
+        async for one in _counted(scan, "suppressions", report, on_progress):
             if suppressed_address(one.channel, one.address) != one.address:
                 message = f"{one.workspace_id}: {one.address!r} is not as it is looked up"
                 report.differs("suppressions", message)
+
+
+def _all(scan: Callable[..., Any], *first: Any) -> AsyncIterator[Any]:
+    return all_pages(partial(scan, *first), most=_STEP)
 
 
 async def _counted(
@@ -199,19 +203,15 @@ async def _keep_profiles(store: EventStore, spill: Spill, on_progress: _Progress
     if not isinstance(store, ProfileStore):
         return visitors
     seen = Report()
-    async for user in _counted(
-        all_pages(partial(store.scan_users, None)), "users", seen, on_progress
-    ):
+    async for user in _counted(_all(store.scan_users, None), "users", seen, on_progress):
         keep_profile(spill, Kind.USER, user.user_id, user)
-    async for one in _counted(
-        all_pages(partial(store.scan_visitors, None)), "visitors", seen, on_progress
-    ):
+    async for one in _counted(_all(store.scan_visitors, None), "visitors", seen, on_progress):
         keep_profile(spill, Kind.VISITOR, one.anonymous_id, one)
         visitors[one.workspace_id] += 1
-    async for group in all_pages(partial(store.scan_groups, None)):
+    async for group in _all(store.scan_groups, None):
         keep_profile(spill, Kind.GROUP, group.group_id, group)
     if isinstance(store, VerifiableStore):
-        async for link in _counted(all_pages(store.scan_links), "links", seen, on_progress):
+        async for link in _counted(_all(store.scan_links), "links", seen, on_progress):
             names = (link.workspace_id, link.anonymous_id, link.user_id)
             keep_link(spill, *names, link.first, link.counts)
     return visitors
@@ -226,9 +226,7 @@ async def _keep_events(
     on_progress: _Progress,
 ) -> None:
     """Check all events, and keep their changes."""
-    async for event in _counted(
-        all_pages(partial(store.scan, EventFilter())), "events", report, on_progress
-    ):
+    async for event in _counted(_all(store.scan, EventFilter()), "events", report, on_progress):
         try:
             problem = _problem(event, settings)
             keep_changes(spill, event, late=event.received_at >= late_since)
@@ -274,7 +272,7 @@ async def _confirm_repeated(store: EventStore, repeated: set[bytes], report: Rep
     if not repeated:
         return
     seen: Counter[bytes] = Counter()
-    async for event in all_pages(partial(store.scan, EventFilter())):
+    async for event in _all(store.scan, EventFilter()):
         key = _digest(event)
         if key in repeated:
             seen[key] += 1
