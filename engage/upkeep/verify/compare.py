@@ -91,8 +91,11 @@ def _trait(name: str, low: View, high: View, actual: View, horizon: float) -> bo
         if here[1] in (_NEVER, at) or at == _NEVER:
             return None
     times = [at for _, at in wanted]
-    if times[0] != times[-1] and (not actual.trait_times or times[0] <= here[1] <= times[-1]):
-        return None
+    if times[0] != times[-1]:
+        # It may have been removed in between, of which the profile has no time.
+        is_between = min(times) <= here[1] <= max(times)
+        if here[0] is _ABSENT or not actual.trait_times or is_between:
+            return None
     return max(here[1], *times) < horizon
 
 

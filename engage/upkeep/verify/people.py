@@ -25,6 +25,7 @@ __all__ = ["Rules", "compare_people", "keep_changes", "keep_link", "keep_profile
 _EXPIRED: Final = "made by events that expired"
 _LIMITED: Final = "at a limit"
 _OLD: Final = "visitors that may have expired before"
+_CHANGED: Final = "changed by an operator meanwhile"
 _CHOSEN: Final = "users with subscription changes"
 _EARLIER: Final = "made by an earlier version"
 
@@ -52,15 +53,16 @@ class _Linked(NamedTuple):
     user: str
     #: The anonymous id.
     name: str
-    #: By the events: the first of them, and whether it counts.
-    low: tuple[Version | None, bool]
-    high: tuple[Version | None, bool]
-    #: The same in the store.
+    #: By the events: the first of them, and the decision whether it counts.
+    low: tuple[Version | None, tuple[Version, bool]]
+    high: tuple[Version | None, tuple[Version, bool]]
+    #: In the store: the first event, and whether it counts.
     stored: tuple[Version | None, bool] | None
     #: The first event, if the link is there and counts.
     counting: tuple[Version | None, Version | None]
-    #: Whether a user with the anonymous id exists.
+    #: Whether a user with the anonymous id exists, and whether an event made it.
     is_user: tuple[bool, bool]
+    made: tuple[bool, bool]
     #: Whether it is the first link of the anonymous id.
     mine: tuple[bool, bool]
     #: If it is, the visitor, which may belong to the user.
@@ -151,6 +153,7 @@ class _Part:
     """
 
     def __init__(self, spill: Spill, number: int, rules: Rules, kinds: Collection[Kind]) -> None:
+        self._expires = rules.expires
         self.events: set[bytes] = set()
         self.repeated: set[bytes] = set()
         self.choices = Choices()
@@ -227,9 +230,11 @@ class _Part:
         users = self.folds(workspace, Kind.USER, name)
         visitors = self.folds(workspace, Kind.VISITOR, name)
         names = (self.choices.early, self.choices.names) if chosen else ((), ())
+        # Events that expired may have made the visitor.
+        is_visitor = self._expires and (workspace, Kind.VISITOR, name) in self.profiles
         low, high = (
             user.created_at is not None
-            or ((workspace, name) in some and visitor.created_at is None)
+            or ((workspace, name) in some and not (visitor.created_at is not None or is_visitor))
             for user, visitor, some in zip(users, visitors, names, strict=True)
         )
         return low, high
@@ -354,7 +359,8 @@ class _First(_Step):
                     stored, stored_counts = link.stored
                     older = [stored] if _is_older(stored, rules.horizon) else []
                     first = min((one for one in (first, *older) if one), default=None)
-                    counts = stored_counts if rules.expires else counts
+                    if rules.expires and link.low.decided == link.high.decided:
+                        counts = stored_counts  # Events that expired may have decided.
                 elif rules.with_links and link.low.first is not None:
                     first = None  # It is missing, which is a difference of its own.
                 if first is not None and counts:
@@ -363,9 +369,9 @@ class _First(_Step):
         subject = (workspace, Kind.VISITOR, name)
         folds = part.folds(*subject)
         is_user, made = part.exists(workspace, name), part.exists(workspace, name, chosen=False)
-        # A user that expired events made exists as well.
         if rules.expires and (workspace, Kind.USER, name) in part.profiles:
-            is_user = made = (True, True)
+            # Events that expired may have made the user.
+            is_user, made = (is_user[0], True), (made[0], True)
         visitors = tuple(
             None if fold.created_at is None or is_made else _packed(fold)
             for fold, is_made in zip(folds, made, strict=True)
@@ -375,17 +381,20 @@ class _First(_Step):
             reason = rules.doubt(*subject)
         else:
             reason = self._excuse(subject, view or EMPTY)
+        if any(link.low.decided != link.high.decided for link in of_users.values()):
+            reason = _CHANGED  # An operator may have undone a link for a moment.
         for user, link in of_users.items():
             mine = (firsts[0] == user, firsts[1] == user)
             linked = _Linked(
                 workspace=workspace,
                 user=user,
                 name=name,
-                low=(link.low.first, link.low.decided[1]),
-                high=(link.high.first, link.high.decided[1]),
+                low=(link.low.first, link.low.decided),
+                high=(link.high.first, link.high.decided),
                 stored=link.stored,
                 counting=(counting[0].get(user), counting[1].get(user)),
                 is_user=is_user,
+                made=made,
                 mine=mine,
                 visitors=visitors if any(mine) else (None, None),
                 reason=reason,
@@ -419,11 +428,16 @@ class _Second(_Step):
         for one in links:
             both = (one.counting, one.is_user, one.mine)
             late |= one.late or any(before != after for before, after in both)
-            reason = reason or (one.reason if any(one.mine) else None)
+            if any(one.mine) or one.reason == _CHANGED:
+                reason = reason or one.reason
         low = self._merged(subject, folds[0], links, 0) if exists[0] else None
         high = low
         if late:
             high = self._merged(subject, folds[1], links, 1) if exists[1] else None
+        visitor, _ = self.part.folds(workspace, Kind.VISITOR, name)
+        if chosen and not any(exists) and visitor.created_at is None:
+            # It may have existed by a choice until a visitor with the id was made.
+            high = self._merged(subject, folds[1], links, 1)
         actual, _ = self.part.profiles.get(subject, (None, None))
         if actual is not None and self.rules.expires and not self.rules.with_links:
             known = {one.name for one in links}
@@ -456,7 +470,7 @@ class _Second(_Step):
         rules = self.rules
         exists = self.part.exists(workspace, user)
         if rules.expires and (workspace, Kind.USER, user) in self.part.profiles:
-            exists = (True, True)
+            exists = (exists[0], True)
         count = sum(one.stored is not None or one.high[0] is not None for one in links)
         reason = _LIMITED if count > rules.limits.links else None
         reason = reason or rules.doubt(workspace, Kind.USER, user)
@@ -468,8 +482,8 @@ class _Second(_Step):
                     message = f"{workspace}: {one.name!r} to {user!r} {text}"
                     self.report.judge("links", message, reason or excuse)
             if one.owner is not None and all(one.mine):
-                both = zip(exists, one.visitors, strict=True)
-                owners = [user if there and visitor else None for there, visitor in both]
+                both = zip(exists, one.made, strict=True)
+                owners = [user if there and not made else None for there, made in both]
                 if one.owner[0] not in owners:
                     message = f"{workspace}: {one.name!r} belongs to {one.owner[0]!r}"
                     message += f", and not to {owners[1]!r}"
@@ -482,14 +496,14 @@ def _link_problem(link: _Linked, horizon: float) -> tuple[str, str | None] | Non
     wanted = [first for first, _ in (low, high) if first is not None]
     first, counts = link.stored or (None, True)
     if first is None:
-        is_missing = low[0] is not None or not (low[1] or link.stored)
+        is_missing = low[0] is not None or not (low[1][1] or link.stored)
         return ("is missing", None) if is_missing else None
     if not wanted or first < min(wanted):
         reason = _EARLIER if not first[1] else _EXPIRED if first[0] < horizon else None
         return ("has an earlier first event than any that is stored", reason)
     if low[0] is not None and (first > low[0] or (low[0] == high[0] != first)):
         return ("has another first event", None)
-    if counts not in (low[1], high[1]):
+    if low[1] == high[1] and counts != low[1][1]:
         text = "counts" if counts else "does not count"
         return (text, None if horizon == float("-inf") else _EXPIRED)
     return None
