@@ -3,15 +3,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
 import random
+import sqlite3
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import orjson
 
 from engage.api import (
     CONFLICT,
+    DAY_MS,
     OPERATOR_ORIGIN,
     Count,
     Event,
@@ -19,11 +27,15 @@ from engage.api import (
     SubscriptionChange,
     render_time,
 )
+from engage.config import load
 from engage.pipeline.validate import Schemas
+from engage.registry import load_plugins
 from engage.testing import event
 from engage.testing.factories import IDENTIFIERS, TIME, letter
 from engage.testing.storage.suppressions import suppression
 from engage.upkeep.verify import Report, Settings, verify
+from support.server_process import Server
+from support.traffic import Sender, Traffic
 
 SCHEMAS = Schemas.load()
 
@@ -150,6 +162,14 @@ async def small(store: Any) -> None:
     )
 
 
+def damage(path: Path, statements: list[str]) -> None:
+    """Change the file of a store as nothing of engage would."""
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
+        for statement in statements:
+            db.execute(statement)
+        assert db.total_changes
+
+
 def context_of(store: Any) -> StorageContext:
     """Return the context of a store that a test made without a config."""
     found: StorageContext = getattr(store, "context", None) or StorageContext(
@@ -176,3 +196,55 @@ async def verified(store: Any, **fields: Any) -> Report:
 def healthy(report: Report) -> None:
     """Check that nothing differs, and that everything could be looked at."""
     assert (report.differences, report.failures) == ([], [])
+
+
+async def verify_while_used(server: Server, *, rounds: int = 2) -> list[dict[str, Any]]:
+    """Verify the store of a server that receives events as fast as it can, while old events expire.
+
+    :param server: its config has ``events_days = 1``.
+    :return: what ``engage verify --json`` printed in each round.
+    """
+    config = load(server.config)
+    store = load_plugins().make_storage(config)
+    await store.open(create=False)
+    # Events of the last days, of users that are also in the traffic.
+    now = time.time_ns() // 1_000_000
+    old = [
+        full(
+            f"old{number}",
+            type="identify",
+            user_id=f"user-{number % 40}",
+            anonymous_id=f"anonymous-{number % 50}",
+            traits={"t1": number, f"old{number % 7}": number},
+            at=now - TIME - 3 * DAY_MS + number * 60_000,
+        )
+        for number in range(4000)
+    ]
+    for start in range(0, len(old), 500):
+        await store.write(old[start : start + 500])
+    sender = Sender(("127.0.0.1", server.port), Traffic(1), connections=4)
+    sender.start()
+
+    async def expire() -> None:
+        while True:
+            await store.expire(time.time_ns() // 1_000_000 - DAY_MS, limit=25)
+            await asyncio.sleep(0.05)
+
+    found = []
+    expiring = asyncio.create_task(expire())
+    try:
+        for number in range(rounds):
+            await asyncio.to_thread(sender.wait_for, acknowledged=300 * (number + 1))
+            command = [sys.executable, "-m", "engage", "verify", "--config", str(server.config)]
+            done = await asyncio.to_thread(
+                subprocess.run, [*command, "--json"], capture_output=True, text=True, check=False
+            )
+            assert (done.returncode, done.stderr) == (0, ""), done
+            found.append(json.loads(done.stdout))
+    finally:
+        expiring.cancel()
+        await asyncio.gather(expiring, return_exceptions=True)
+        await asyncio.to_thread(sender.stop)
+        await store.close()
+    assert sender.wrong == []
+    return found

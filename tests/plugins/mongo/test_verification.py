@@ -15,10 +15,12 @@ import pytest
 from engage.testing.factories import IDENTIFIERS
 from engage.upkeep.verify import Report
 from support import mongo
-from support.verifying import fill, healthy, small, verified
+from support.server_process import start_server
+from support.verifying import fill, healthy, small, verified, verify_while_used
 
 pytestmark = pytest.mark.mongo
 
+ATOMIC = mongo.kinds()[-1]
 SEEN = {"_id": "acme:api:seen"}
 ANN = {"_id": "acme:ann"}
 VISITOR = {"_id": "acme:a-1"}
@@ -165,7 +167,7 @@ async def verified_after(folder: Path, url: str, damage: Callable[[Any], None]) 
 @pytest.mark.parametrize("name", DAMAGE)
 async def test_damage_is_found(tmp_path: Path, name: str) -> None:
     what, damage = DAMAGE[name]
-    report = await verified_after(tmp_path, mongo.shared(mongo.kinds()[-1]).url(), damage)
+    report = await verified_after(tmp_path, mongo.shared(ATOMIC).url(), damage)
     assert what in report.different, (report.different, report.differences, report.failures)
 
 
@@ -176,3 +178,30 @@ async def test_a_healthy_store_has_no_differences(tmp_path: Path, url: str, seed
         report = await verified(store)
     healthy(report)
     assert report.checked["links"] > 10
+
+
+async def test_a_server_in_use_has_no_differences(tmp_path: Path) -> None:
+    url = mongo.shared(ATOMIC).url()
+    storage = f'[storage]\nbackend = "mongo"\n[storage.mongo]\nurl = "{url}"\n'
+    retention = "[retention]\nevents_days = 1\n"
+    with start_server(tmp_path, storage=storage, config_extra=retention) as server:
+        first, _ = await verify_while_used(server)
+    assert first["checked"]["users"] >= 12
+
+
+async def test_what_a_crash_cut_off_is_unprovable(tmp_path: Path) -> None:
+    url = mongo.shared(ATOMIC).url()
+    async with mongo.opened(tmp_path, url, identifiers=IDENTIFIERS) as store:
+        await small(store)
+        with raw(url) as db:
+            # As if the process of another host had ended between the two writes.
+            db.users.delete_one(ANN)
+            db.events.update_one({"_id": "acme:api:i"}, {"$set": {"_mark": "1.2"}})
+        report = await verified(store)
+        healthy(report)
+        assert {what for what, why in report.unprovable if "crash" in why} >= {"users"}
+    # The next one that opens the store completes it.
+    async with mongo.opened(tmp_path, url, identifiers=IDENTIFIERS) as store:
+        report = await verified(store)
+    healthy(report)
+    assert not [why for _, why in report.unprovable if "crash" in why]

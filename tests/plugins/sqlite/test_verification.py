@@ -17,7 +17,7 @@ from engage_plugins.sqlite.keys import saved
 from engage_plugins.sqlite.writer.operations import UNKNOWN, Operation
 from engage_plugins.sqlite.writer.writer import Writer
 from support.sqlite import make
-from support.verifying import fill, healthy, small, verified
+from support.verifying import damage, fill, healthy, small, verified
 
 USER = "(SELECT id FROM profiles WHERE workspace = 'acme' AND kind = 0 AND name = 'ann')"
 VISITOR = "(SELECT id FROM profiles WHERE workspace = 'acme' AND kind = 2 AND name = 'a-1')"
@@ -147,14 +147,6 @@ DAMAGE: dict[str, tuple[str, list[str]]] = {
         ["UPDATE suppressions SET address = 'A@b.c'"],
     ),
 }
-
-
-def damage(path: Path, statements: list[str]) -> None:
-    """Change the file of a store as nothing of engage would."""
-    with contextlib.closing(sqlite3.connect(path)) as db, db:
-        for statement in statements:
-            db.execute(statement)
-        assert db.total_changes
 
 
 async def verified_after(folder: Path, change: Callable[[Path], None]) -> Report:
