@@ -6,6 +6,7 @@
 ``load.py``           ``engage load``
 ``init.py``           ``engage init``
 ``check.py``          ``engage check``
+``verify.py``         ``engage verify``
 ``plugins.py``        ``engage plugins``
 ``export.py``         ``engage export``
 ``copy.py``           ``engage copy``

@@ -8,7 +8,6 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Final
 
 import click
 
@@ -21,10 +20,6 @@ from engage.pipeline.validate import Schemas
 from engage.registry import Registry
 from engage.upkeep.verify import Report, Settings
 from engage.upkeep.verify import verify as verified
-
-#: The exit status if something differs, and if the store could not be looked at.
-DIFFERENT: Final = 1
-FAILED: Final = 2
 
 
 @click.command(epilog="\b\nExample:\n  engage verify --json > verified.json")
@@ -48,7 +43,7 @@ def verify(ctx: click.Context, config_path: Path, as_json: bool) -> None:
         report = asyncio.run(_verify(registry, config))
     except (EngageError, OSError) as error:
         CommandFailed(error).show()
-        ctx.exit(FAILED)
+        ctx.exit(2)
     seconds = time.monotonic() - started
     if as_json:
         click.echo(json.dumps(_document(report, seconds)))
@@ -57,9 +52,9 @@ def verify(ctx: click.Context, config_path: Path, as_json: bool) -> None:
     for failure in report.failures:
         click.echo(f"engage: could not be looked at: {safe(failure)}", err=True)
     if report.different:
-        ctx.exit(DIFFERENT)
+        ctx.exit(1)
     if report.failures:
-        ctx.exit(FAILED)
+        ctx.exit(2)
 
 
 async def _verify(registry: Registry, config: Config) -> Report:

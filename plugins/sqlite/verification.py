@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import sys
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
@@ -135,7 +136,7 @@ class Parts:
     def at(self, seq: int) -> tuple[int | None, int]:
         """Return the part of the key of an event, and the number with which the next begins."""
         part = max((one for one in self._numbers if one <= seq), default=None)
-        return part, min((one for one in self._numbers if one > seq), default=2**63 - 1)
+        return part, min((one for one in self._numbers if one > seq), default=sys.maxsize)
 
 
 # ---------------------------------------------------------------------------------------- profiles
@@ -143,19 +144,18 @@ def _profiles(db: sqlite3.Connection, after: int) -> _Step:
     """Look at the counters and the identifiers of some profiles, and at rows without one."""
     found: list[StoreProblem] = []
     rows = db.execute(
-        "SELECT p.id, p.workspace, p.name, p.traits, p.trait_bytes, p.links, p.memberships, "
-        "(SELECT count(*) FROM traits t WHERE t.profile = p.id AND t.size > 0), "
-        "(SELECT ifnull(sum(t.size), 0) FROM traits t WHERE t.profile = p.id), "
-        "(SELECT count(*) FROM links l WHERE l.profile = p.id AND l.received_at IS NOT NULL), "
+        "SELECT p.id, p.workspace, p.name, p.traits = (SELECT count(*) FROM traits t "
+        "WHERE t.profile = p.id AND t.size > 0) AND p.trait_bytes = (SELECT ifnull(sum(t.size), 0) "
+        "FROM traits t WHERE t.profile = p.id) AND p.links = (SELECT count(*) FROM links l "
+        "WHERE l.profile = p.id AND l.received_at IS NOT NULL) AND p.memberships = "
         "(SELECT count(*) FROM memberships m WHERE m.profile = p.id) "
         "FROM profiles p WHERE p.id > ? ORDER BY p.id LIMIT ?",
         (after, _STEP),
     ).fetchall()
-    last = rows[-1][0] if len(rows) == _STEP else 2**63 - 1
-    for _, workspace, name, *counts in rows:
-        if counts[:4] != counts[4:]:
-            message = f"{workspace}: those of {name!r} are {counts[:4]}, not {counts[4:]}"
-            found.append(_problem("counters of profiles", message))
+    last = rows[-1][0] if len(rows) == _STEP else sys.maxsize
+    for _, workspace, name, is_right in rows:
+        if not is_right:
+            found.append(_problem("counters of profiles", f"{workspace}: those of {name!r}"))
     for table in _OF_PROFILES:
         lost = db.execute(
             f"SELECT DISTINCT profile FROM {table} t WHERE profile > ? AND profile <= ? "

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engage.api import OPERATOR_ORIGIN, StoredLink, StoreProblem, VerifiableStore
+from engage.api import API_ORIGIN, OPERATOR_ORIGIN, StoredLink, StoreProblem, VerifiableStore
 
 from ..factories import AWKWARD, TIME, WORKSPACE, all_pages, event, identify, letter, store_all
 from .harness import on_open
@@ -57,15 +57,15 @@ class VerificationTests:
             event("a", user_id="u", anonymous_id="a", at=3, origin="twilio"),
             event("d", user_id="w", anonymous_id="a", at=9, workspace="other"),
         )
-        first = (TIME + 3, "a", "twilio")
-        common = {"user_id": "u", "anonymous_id": "a", "counts": True}
+        wanted = [
+            (WORKSPACE, "u", (TIME + 3, "a", "twilio")),
+            ("other", "w", (TIME + 9, "d", API_ORIGIN)),
+        ]
         assert sorted(await all_pages(store.scan_links), key=_by_name) == [
-            StoredLink(workspace_id=WORKSPACE, first=first, **common),
             StoredLink(
-                workspace_id="other",
-                first=(TIME + 9, "d", "api"),
-                **{**common, "user_id": "w"},
-            ),
+                workspace_id=workspace, user_id=user, anonymous_id="a", first=first, counts=True
+            )
+            for workspace, user, first in wanted
         ]
 
     @on_open(VerifiableStore)

@@ -5,17 +5,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import Final
 
 from engage.api import Kind, SubscriptionRecord, SubscriptionState, SubscriptionStore
 from engage.upkeep.export import all_pages
-from engage.upkeep.verify.report import Doubt, Report
+from engage.upkeep.verify.report import TRIES, Doubt, Report
 from engage.upkeep.verify.spill import Spill, part_of
 
 __all__ = ["Choice", "Choices", "confirm_choices", "keep_choices", "keep_history"]
-
-#: How often choices are read again that change while they are read.
-_TRIES: Final = 5
 
 #: Workspace, id and group.
 Choice = tuple[str, str, str]
@@ -76,7 +72,7 @@ async def confirm_choices(
     store: SubscriptionStore, keys: set[Choice], report: Report, doubt: Doubt
 ) -> None:
     """Read the choices again that differ: they may have changed between the two scans."""
-    for _ in range(_TRIES):
+    for _ in range(TRIES):
         if not keys:
             return
         now, before = Choices(), await _last(store, keys)

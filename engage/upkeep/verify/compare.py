@@ -28,7 +28,7 @@ TIMES: Final = "the times of the first and the last event"
 
 #: Marks a trait that a profile does not have, and its time.
 _ABSENT: Final = object()
-_NEVER: Final = -(2**63)
+_NEVER: Final = float("-inf")
 
 
 def compare(low: View, high: View, actual: View, horizon: float) -> Iterator[tuple[str, bool]]:
@@ -99,6 +99,6 @@ def _trait(name: str, low: View, high: View, actual: View, horizon: float) -> bo
     return max(here[1], *times) < horizon
 
 
-def _entry(name: str, view: View) -> tuple[Any, int]:
+def _entry(name: str, view: View) -> tuple[Any, float]:
     times: Mapping[str, int] = view.trait_times
     return view.traits.get(name, _ABSENT), times.get(name, _NEVER)

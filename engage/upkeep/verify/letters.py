@@ -7,7 +7,6 @@ import asyncio
 import functools
 import json
 from collections import Counter
-from typing import Final
 
 from engage.api import (
     CONFLICT,
@@ -21,12 +20,9 @@ from engage.api import (
 from engage.monitoring.history import EVENTS, HOUR, HOURS_KEPT
 from engage.upkeep.audit import AUDIT, read_entry
 from engage.upkeep.export import PAUSE, all_pages
-from engage.upkeep.verify.report import Report
+from engage.upkeep.verify.report import TRIES, Report
 
 __all__ = ["check_letters"]
-
-#: How often the letters are read again while they change.
-_TRIES: Final = 10
 
 _Uses = dict[tuple[str, str], tuple[int, int]]
 
@@ -44,7 +40,7 @@ async def check_letters(
         return
     conflicts: dict[tuple[str, str, str], str] = {}
     seen: tuple[_Uses, _Uses] | None = None
-    for _ in range(_TRIES):
+    for _ in range(TRIES):
         conflicts.clear()
         before = await _uses(store)
         found: dict[tuple[str, str], list[int]] = {}

@@ -10,11 +10,13 @@ from typing import Final
 
 from engage.api import Kind
 
-__all__ = ["Doubt", "Report"]
+__all__ = ["TRIES", "Doubt", "Report"]
 
 #: Returns why a user, visitor or group cannot be proven, such as an erasure; ``None``: it can.
 Doubt = Callable[[str, Kind, str], str | None]
 
+#: How often something is read again that changes while it is read.
+TRIES: Final = 10
 #: How many differences are kept; the others are counted.
 _SHOWN: Final = 10
 

@@ -7,6 +7,7 @@ The file has no name, so nothing is left of it when the process ends, however th
 from __future__ import annotations
 
 import marshal
+import os
 import tempfile
 from collections.abc import Iterator
 from types import TracebackType
@@ -31,9 +32,11 @@ class Spill:
     def __init__(self) -> None:
         """:raises OSError: if there can be no temporary file, as for :meth:`add`."""
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed at the end
-        self._buffers = [bytearray() for _ in range(PARTS)]
-        self._places: list[list[tuple[int, int]]] = [[] for _ in range(PARTS)]
-        self._end = 0
+        #: Part → encoded records that are not written yet, and their bytes.
+        self._waiting: list[list[bytes]] = [[] for _ in range(PARTS)]
+        self._sizes = [0] * PARTS
+        #: Part → place and size of each block.
+        self._blocks: list[list[tuple[int, int]]] = [[] for _ in range(PARTS)]
 
     def __enter__(self) -> Self:
         return self
@@ -49,27 +52,17 @@ class Spill:
     def add(self, part: int, record: tuple[Any, ...]) -> None:
         """Keep a record."""
         encoded = marshal.dumps(record)
-        buffer = self._buffers[part]
-        buffer += len(encoded).to_bytes(4, "little")
-        buffer += encoded
-        if len(buffer) >= _BLOCK:
-            self._file.seek(self._end)
-            self._file.write(buffer)
-            self._places[part].append((self._end, len(buffer)))
-            self._end += len(buffer)
-            self._buffers[part] = bytearray()
+        self._waiting[part].append(encoded)
+        self._sizes[part] += len(encoded)
+        if self._sizes[part] >= _BLOCK:
+            block = marshal.dumps(self._waiting[part])
+            self._blocks[part].append((self._file.seek(0, os.SEEK_END), len(block)))
+            self._file.write(block)
+            self._waiting[part], self._sizes[part] = [], 0
 
     def read(self, part: int) -> Iterator[Any]:
         """Read the records of a part, in the order in which they were kept."""
-        for place, size in self._places[part]:
+        for place, size in self._blocks[part]:
             self._file.seek(place)
-            yield from _records(self._file.read(size))
-        yield from _records(self._buffers[part])
-
-
-def _records(block: bytes | bytearray) -> Iterator[Any]:
-    start = 0
-    while start < len(block):
-        size = int.from_bytes(block[start : start + 4], "little")
-        yield marshal.loads(memoryview(block)[start + 4 : start + 4 + size])  # noqa: S302 - our own
-        start += 4 + size
+            yield from map(marshal.loads, marshal.loads(self._file.read(size)))  # noqa: S302
+        yield from map(marshal.loads, self._waiting[part])
