@@ -15,10 +15,10 @@ from typing import Any, Final, Self
 
 __all__ = ["PARTS", "Spill", "part_of"]
 
-#: How many parts there are. A part of a million users has 4,000 of them: about 20 MB in memory.
-PARTS: Final = 256
+#: How many parts there are. A part of a million users has 2,000 of them: about 10 MB in memory.
+PARTS: Final = 512
 #: Bytes of a part that are written at once.
-_BLOCK: Final = 32 * 1024
+_BLOCK: Final = 16 * 1024
 
 
 def part_of(workspace_id: str, name: str) -> int:
