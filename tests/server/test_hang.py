@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import sqlite3
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -158,6 +159,36 @@ def test_a_plugin_that_does_not_return_is_named(tmp_path: Path, event: str) -> N
         assert "in transform" in line["message"]
         assert len(line["stack"]) > 5
         assert [one["messageId"] for one in server.export()] == ["after"]
+
+
+def test_a_loop_is_noticed_on_a_busy_machine(tmp_path: Path) -> None:
+    """Although the process has a small part of a processor, and waits for it most of the time."""
+    (tmp_path / "loops.py").write_text(LOOP)
+    with start_server(tmp_path, server=HANG, config_extra=LOOPS) as server:
+        worker = server.worker
+        schedule = Path(f"/proc/{worker}/schedstat")
+        processor = min(os.sched_getaffinity(worker))
+        os.sched_setaffinity(worker, {processor})
+        others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
+        try:
+            for other in others:
+                os.sched_setaffinity(other.pid, {processor})
+            before = schedule.read_text().split()
+            event = {"userId": "u", "event": "Loop"}
+            with pytest.raises(httpx.TransportError):
+                httpx.post(f"{server.url}/v1/track?writeKey={KEY}", json=event, timeout=1)
+            after = before
+            while worker in server.children():
+                with contextlib.suppress(OSError):
+                    after = schedule.read_text().split()
+                time.sleep(0.05)
+        finally:
+            for other in others:
+                other.kill()
+                other.wait()
+        assert killed(server) == [worker]
+        # It was killed before it had a processor for that time.
+        assert (int(after[0]) - int(before[0])) / 1e9 < 0.8 * SECONDS
 
 
 def test_processes_that_hang_do_not_end_the_server(tmp_path: Path) -> None:
