@@ -169,8 +169,9 @@ async def test_a_server_key_is_refused_in_the_query_and_with_an_origin(tmp_path:
     async with serving(tmp_path, config_extra=KEYS, metrics=metrics) as server:
         requests = places(SECRET)
         answers = [await server.send(**requests[place]) for place in (2, 3)]
-        # Also if the header has it as well.
-        answers.append(await server.send(**{**requests[2], "key": basic(f"{SECRET}:")}))
+        # Also if the header has it as well, or another key.
+        for key in (SECRET, KEY, "unknown"):
+            answers.append(await server.send(**{**requests[2], "key": basic(f"{key}:")}))
         for origin in (SHOP, "null"):
             answers += [await server.send(**one, headers={"Origin": origin}) for one in requests]
         await all_refused(server, answers, "server_key_exposed")
