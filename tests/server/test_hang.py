@@ -24,7 +24,7 @@ from support.examples import install
 from support.loader_process import Loaders, stored_ids, wait_until_stored
 from support.recorded_disk import Fault, Recorder
 from support.senders import Senders
-from support.server_process import KEY, Server, config_text, start_server
+from support.server_process import KEY, SQLITE, Server, config_text, start_server
 from support.waiting import DEADLINE, wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -251,6 +251,31 @@ def test_a_writer_that_waits_for_a_lock_does_not_hang(tmp_path: Path) -> None:
             with Clients(server, 1).running():
                 time.sleep(3 * SECONDS)
         assert server.track("after").status_code == 200
+        assert not killed(server)
+        assert server.helper == writer
+
+
+@pytest.mark.slow
+def test_a_long_statement_of_a_writer_is_not_a_hang(tmp_path: Path) -> None:
+    storage = SQLITE.replace("[storage]", "[storage]\nwrite_timeout = 100")
+    with start_server(tmp_path, server=HANG, storage=storage) as server:
+        events = [{"type": "track", "userId": "u", "event": "E"} for _ in range(1000)]
+        assert server.post("/v1/batch", {"batch": events}).status_code == 200
+        writer = server.helper
+        with contextlib.closing(sqlite3.connect(server.database)) as db:
+            pairs = "SELECT count(*) FROM events a, events b, events c WHERE a.seq <= "
+            began = time.monotonic()
+            db.execute(pairs + "5").fetchone()
+            rows = 5 * 3 * SECONDS / (time.monotonic() - began)
+            db.execute(
+                "CREATE TRIGGER slow BEFORE INSERT ON events WHEN NEW.name = 'Slow'"
+                f" BEGIN {pairs}{rows:.0f}; END"
+            )
+        began = time.monotonic()
+        url = f"{server.url}/v1/track?writeKey={KEY}"
+        answer = httpx.post(url, json={"userId": "u", "event": "Slow"}, timeout=DEADLINE)
+        assert answer.status_code == 200
+        assert time.monotonic() - began > SECONDS
         assert not killed(server)
         assert server.helper == writer
 
