@@ -29,6 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 [[workspaces]]
 id = "pages"
 name = "Pages"
+protected_traits = ["tier"]
 [[workspaces.write_keys]]
 id = "site"
 key = "key-of-pages"
@@ -305,3 +306,23 @@ def test_people_are_counted_once_by_their_latest_choice(
     page = client.get("subscriptions", params={"workspace": "pages"}).text
     for label, count in (("subscribed", 1), ("unsubscribed", 1)):
         assert f'data-label="{label}">{count}</td>' in page
+
+
+# ---------------------------------------------------------------------------------------- warnings
+def test_events_that_did_not_change_all_they_should_are_a_warning(
+    server: Server, client: httpx.Client
+) -> None:
+    """On the overview, and in ``engage check``."""
+    send(server, "identify", {"userId": "warned", "traits": {"tier": "gold", "a": 1}})
+    send(server, "track", {"userId": "warned", "event": "DFSubscriptionChange"})
+    dropped = "Events with a public key had protected_traits, which were removed (1 in"
+    ignored = "Events DFSubscriptionChange change no subscription (1 in"
+
+    def shown() -> bool:
+        text = html.unescape(client.get("?workspace=pages").text)
+        return dropped in text and ignored in text
+
+    wait_for(shown, what="the warnings on the overview")
+    result = run("check", "--config", server.config)
+    assert f"pages: {dropped} 24 hours)" in result.stdout
+    assert f"pages: {ignored} 24 hours)" in result.stdout
