@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from engage.api import ConfigError
+from engage.config.colors import READABLE, contrast
 from engage.config.interpolation import MAX_BYTES, resolve
 from engage.config.removed import without_removed
 from engage.config.schema_check import SettingsError, problems
@@ -134,7 +135,8 @@ def _arranged(document: dict[str, Any]) -> dict[str, Any]:
     document["observers"] = [{"name": name, "options": options} for name, options in observers]
     for workspace in document["workspaces"]:
         for item in (workspace, *workspace.get("subscription_groups", ())):
-            item.setdefault("name", item["id"])
+            if isinstance(names := item.setdefault("name", item["id"]), Mapping):
+                item |= {"names": names, "name": names.get("en", next(iter(names.values())))}
         for name in ("subscription_secret", "identity_secret"):
             secrets = workspace.pop(name, [])
             workspace[f"{name}s"] = secrets if isinstance(secrets, list) else [secrets]
@@ -242,6 +244,12 @@ def _contradictions(config: Config) -> list[str]:
             ((f"workspaces[{w}].subscription_secret[{s}]", secret) for s, secret in secrets),
             "secret",
         )
+        page = workspace.preferences_page
+        if (ratio := contrast(page.color, "#ffffff")) < READABLE:
+            found.append(
+                f"workspaces[{w}].preferences_page.color: its contrast to white is {ratio:.2f}:1;"
+                f" use a darker colour, of at least {READABLE}:1"
+            )
         if workspace.verify_identity == "required" and not workspace.identity_secrets:
             found.append(f"workspaces[{w}].identity_secret: is missing; verify_identity needs it")
     found += _shared_secrets(config)
@@ -262,6 +270,11 @@ def _contradictions(config: Config) -> list[str]:
     urls = [("server.public_url", server.public_url)]
     if config.console is not None:
         urls.append(("console.public_url", config.console.public_url))
+    urls += [
+        (f"workspaces[{w}].preferences_page.{name}", getattr(workspace.preferences_page, name))
+        for w, workspace in enumerate(config.workspaces)
+        for name in ("imprint", "privacy")
+    ]
     urls += [(f"cors.origins[{n}]", origin) for n, origin in enumerate(config.cors.origins)]
     found += [f"{key}: {_NO_PORT}" for key, url in urls if url is not None and _no_port(url)]
     limits = config.limits
