@@ -16,6 +16,7 @@ from engage.errors import Limit
 from engage.handlers.base import Services
 from engage.handlers.cors import CorsPolicy
 from engage.handlers.routes import Router
+from engage.http1.addresses import networks
 from engage.http1.listener import Listener
 from engage.http1.shared import Bounds
 from engage.keys.auth import Authenticator
@@ -111,6 +112,7 @@ def build(
         cors=CorsPolicy(config.cors),
         readiness=readiness,
         deliveries=_make_deliveries(config, registry, metrics, pipeline, ingest, clock),
+        trusted_proxies=networks(config.server.trusted_proxies),
         draining=lambda: app.draining,
         log_state=None if front is None else front.state,
     )

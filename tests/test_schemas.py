@@ -50,6 +50,7 @@ ANNOTATIONS = {
 OF_SETTINGS = {
     "default",
     "exclusiveMinimum",
+    "minProperties",
     "propertyNames",
     "oneOf",
     "uniqueItems",

@@ -33,6 +33,7 @@ The errors of engage, with the code that raises each, and its effect::
 ``profiles.py``        the interface of a storage that also keeps users, visitors and groups
 ``providers.py``       the interface of a webhook provider
 ``transforms.py``      the interfaces of transforms and observers
+``suppressions.py``    the interface of a storage that keeps suppressed addresses
 ``registration.py``    the type of ``register``, the argument of a hook
 ``times.py``           the form and the range of stored times
 =====================  =====================================================================
@@ -59,6 +60,7 @@ from engage.api.providers import *
 from engage.api.records import *
 from engage.api.registration import *
 from engage.api.storage import *
+from engage.api.suppressions import *
 from engage.api.times import *
 from engage.api.transforms import *
 
@@ -141,6 +143,8 @@ __all__ = [
     "SubscriptionRecord",
     "SubscriptionState",
     "SubscriptionStore",
+    "Suppression",
+    "SuppressionStore",
     "Traits",
     "Transform",
     "TransformFactory",
@@ -162,6 +166,7 @@ __all__ = [
     "merge",
     "record_of",
     "render_time",
+    "suppressed_address",
     "unpack",
     "visitor_of",
     "winner",

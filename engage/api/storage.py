@@ -242,11 +242,18 @@ class SubscriptionChange:
     choices: Mapping[str, bool]
     #: Milliseconds since 1970 UTC.
     at: int
-    #: How it was made: ``api``, ``copy`` or ``import``, or what an import says.
+    #: How it was made: ``api``, ``page``, ``one-click``, ``webhook:<provider>``, ``console``,
+    #: ``copy`` or ``import``, or what an import says.
     how: str
     #: Whether ``at`` is when the person chose, perhaps long ago, and not when the change is made. A
     #: choice of this id that was made later, or in the same millisecond, then stays.
     dated: bool = False
+    #: The first 8 hexadecimal digits of the SHA-256 of the secret that signed the link, if any.
+    secret: str = ""
+    #: ``User-Agent`` of the request, if there was one: at most 256 characters.
+    user_agent: str = ""
+    #: The client's IP address, if the workspace keeps it.
+    address: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,17 +274,21 @@ class SubscriptionState:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionRecord:
-    """The audit record of one choice that changed."""
+    """The audit record of one choice that changed; fields as in :class:`SubscriptionChange`."""
 
     change_id: str
     workspace_id: str
     user_id: str
     group_id: str
-    #: ``None`` if the user had made no choice.
+    #: The choice of the person (see :meth:`SubscriptionStore.state`) before the change; ``None`` if
+    #: there was none.
     before: bool | None
     after: bool
     at: int
     how: str
+    secret: str = ""
+    user_agent: str = ""
+    address: str = ""
 
 
 class SubscriptionStore(abc.ABC):
@@ -293,13 +304,14 @@ class SubscriptionStore(abc.ABC):
 
         A choice is kept for the id in the change, which may be a visitor's. Each new change makes
         the choice's ``updated_at`` greater, also one that repeats the choice. It has an audit
-        record if it changes the choice of the person (see :meth:`state`).
+        record if it changes the choice that is kept, or that of the person (see :meth:`state`). So
+        the last record of an id and a group always has the choice that is kept for them.
 
         If the store keeps profiles, a user with this id then exists (as by a :class:`Seen` at
         ``change.at``) while there is no visitor with it. That is decided when it is read.
 
-        A :attr:`SubscriptionChange.dated` change keeps its time. It has no audit record for a group
-        if a later choice of the person holds.
+        A :attr:`SubscriptionChange.dated` change keeps its time. For a group with a later choice of
+        this id, it has no effect.
 
         :return: as :meth:`state` after the change.
         """
@@ -355,9 +367,20 @@ class SubscriptionStore(abc.ABC):
 
     @abc.abstractmethod
     async def history(
-        self, workspace_id: str | None, user_id: str | None, *, after: str | None, limit: int
+        self,
+        workspace_id: str | None,
+        user_id: str | None,
+        *,
+        since: int = 0,
+        after: str | None,
+        limit: int,
     ) -> Page[SubscriptionRecord]:
-        """Return one page of audit records, in the order in which they were applied."""
+        """Return one page of audit records, in the order in which they were applied. They are never
+        changed or deleted.
+
+        :param user_id: only the records of this id, which may be a visitor's.
+        :param since: the least ``at``.
+        """
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -117,7 +117,11 @@ class _Import:
         self._store: SubscriptionStore = store
         self._schemas = Schemas.load()
         self._subscriptions = Subscriptions(
-            config.workspaces, store, clock=now, timeout=config.storage.write_timeout
+            config.workspaces,
+            store,
+            clock=now,
+            timeout=config.storage.write_timeout,
+            resubscriptions=config.limits.resubscriptions_per_day,
         )
         (self._workspace,) = (one for one in config.workspaces if one.id == workspace_id)
         self._dry_run = dry_run

@@ -176,6 +176,8 @@ class Limits:
     visitor_traits: int = default("limits.visitor_traits")
     visitor_trait_bytes: int = default("limits.visitor_trait_bytes")
     visitor_memberships: int = default("limits.visitor_memberships")
+    #: Changes by links in a day that subscribe an id to groups from which it is unsubscribed.
+    resubscriptions_per_day: int = default("limits.resubscriptions_per_day")
     #: Dead letters kept per workspace: refused items of API requests, and as many conflicts and
     #: webhook deliveries.
     dead_letter_count: int = default("limits.dead_letter_count")
@@ -309,6 +311,8 @@ class Workspace:
     subscription_identifiers: tuple[str, ...] = ("email", "phone")
     subscription_groups: tuple[SubscriptionGroup, ...] = ()
     preferences_page: PreferencesPage = PreferencesPage()
+    #: Whether the history of subscriptions has the addresses of clients.
+    keep_addresses: bool = False
     #: Traits of users and groups that no public key may set.
     protected_traits: tuple[str, ...] = ()
     #: All are accepted.

@@ -30,8 +30,9 @@ from engage.console.data.reader import PATIENCE, Outage
 from engage.console.data.seen import Seen, seen
 from engage.console.display import formats
 from engage.console.headers import HEADERS
-from engage.console.sign_in.addresses import client_address, session_name
+from engage.console.sign_in.addresses import session_name
 from engage.console.sign_in.sessions import IDLE_SECONDS, Session
+from engage.http1.addresses import client_address
 from engage.upkeep.audit import Actor, record_audit
 from engage.upkeep.live import Wanted
 

@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from engage.console.sign_in.addresses import network_of
+from engage.http1.addresses import network_of
 
 if TYPE_CHECKING:
     from tornado.iostream import IOStream

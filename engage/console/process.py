@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import os
 import sys
@@ -26,6 +25,7 @@ from engage.console.sign_in.addresses import Addresses, is_loopback
 from engage.console.sign_in.links import Links
 from engage.console.sign_in.passwords import Passwords, Throttle
 from engage.console.sign_in.sessions import Sessions
+from engage.http1.addresses import networks
 from engage.http1.sockets import listen
 
 if TYPE_CHECKING:
@@ -61,7 +61,6 @@ def make_console(
     """
     config, settings = app.config, app.config.console
     assert settings is not None
-    proxies = tuple(ipaddress.ip_network(one) for one in config.server.trusted_proxies)
     reader = Reader(config.storage.write_timeout, clock=clock)
     records = app.store if isinstance(app.store, RecordStore) else None
     log = registry.make_log(config)
@@ -76,7 +75,7 @@ def make_console(
         config=config,
         settings=settings,
         addresses=Addresses(settings, port),
-        trusted_proxies=proxies,
+        trusted_proxies=networks(config.server.trusted_proxies),
         app=app,
         registry=registry,
         reader=reader,

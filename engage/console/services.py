@@ -15,9 +15,10 @@ from engage.console.data.badge import Badge
 from engage.console.data.history import Overview, overview
 from engage.console.data.names import Names
 from engage.console.display.snippets import server_url
-from engage.console.sign_in.addresses import is_loopback, is_within
+from engage.console.sign_in.addresses import is_loopback
 from engage.console.sign_in.guesses import Guesses
 from engage.console.sign_in.housekeeping import expire_periodically
+from engage.http1.addresses import is_within
 from engage.upkeep.live import Live
 
 if TYPE_CHECKING:
@@ -25,10 +26,11 @@ if TYPE_CHECKING:
     from engage.app import App
     from engage.config import Config, ConsoleConfig
     from engage.console.data.reader import Reader
-    from engage.console.sign_in.addresses import Addresses, Network
+    from engage.console.sign_in.addresses import Addresses
     from engage.console.sign_in.links import Links
     from engage.console.sign_in.passwords import Passwords, Throttle
     from engage.console.sign_in.sessions import Sessions
+    from engage.http1.addresses import Network
     from engage.keys.table import KeyTable
     from engage.log.lag import Lag
     from engage.pipeline.bulk_replay import BulkReplay

@@ -19,7 +19,7 @@ import asyncio
 import dataclasses
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from tornado import httputil
@@ -33,6 +33,7 @@ from engage.errors import (
     key_refused,
 )
 from engage.http1 import early_errors
+from engage.http1.addresses import client_address
 from engage.http1.exchange import Failure
 from engage.keys.auth import UnknownKeyError
 from engage.pipeline.decode import check_encoding
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from engage.config import Config
     from engage.deliveries.receive import Deliveries
     from engage.handlers.cors import CorsPolicy
+    from engage.http1.addresses import Network
     from engage.http1.exchange import Exchange
     from engage.keys.auth import Authenticator, Principal
     from engage.keys.table import KeyTable
@@ -90,6 +92,8 @@ class Services:
     cors: CorsPolicy
     readiness: Readiness
     deliveries: Deliveries
+    #: ``server.trusted_proxies``.
+    trusted_proxies: Sequence[Network]
     #: Whether this process is about to stop.
     draining: Callable[[], bool]
     #: With a log, returns the body of ``/readyz`` of a process that is ready.
@@ -221,6 +225,17 @@ class Handler(httputil.HTTPMessageDelegate):
         return self.services.authenticator.header_or_query(
             request.fields.get("Authorization"),
             [key.decode("utf-8", "replace") for key in keys],
+        )
+
+    @property
+    def client_address(self) -> str:
+        """The address of the client, also behind the proxies of ``server.trusted_proxies``;
+        ``""`` if it is not known."""
+        forwarded = self.request.headers.get_list("X-Forwarded-For")
+        return client_address(
+            self.exchange.context.remote_ip or "",
+            ",".join(forwarded),
+            self.services.trusted_proxies,
         )
 
     def client_has(self, etag: str) -> bool:

@@ -179,7 +179,7 @@ OPERATIONS: Final[Sequence[Operation]] = (
         request="subscriptions",
         form=True,
         success="subscriptions",
-        errors=(*_BODY_ERRORS, "invalid_user_hash", "unknown_subscription_group"),
+        errors=(*_BODY_ERRORS, "invalid_user_hash", "unknown_subscription_group", "rate_limited"),
     ),
     Operation(
         id="webhook",

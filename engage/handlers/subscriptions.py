@@ -8,7 +8,15 @@ import orjson
 from engage.handlers.base import Handler
 from engage.handlers.operations import FORM
 
-__all__ = ["SubscriptionsHandler"]
+from engage.pipeline.subscriptions import Source
+
+__all__ = ["SubscriptionsHandler", "source_of"]
+
+
+def source_of(handler: Handler, how: str) -> Source:
+    """Return how and from where a request changes subscriptions."""
+    user_agent = handler.request.fields.get("User-Agent", "")
+    return Source(how=how, user_agent=user_agent, address=handler.client_address)
 
 
 class SubscriptionsHandler(Handler):
@@ -22,6 +30,6 @@ class SubscriptionsHandler(Handler):
         """Change the subscriptions, then answer with all of the user's."""
         media_type = self.request.fields.get("Content-Type", "").partition(";")[0].strip().lower()
         state = await self.services.pipeline.subscriptions(
-            self.body, self.encoding, form=media_type == FORM
+            self.body, self.encoding, form=media_type == FORM, source=source_of(self, "api")
         )
         self.answer(orjson.dumps({"success": True, "subscriptions": state}))

@@ -11,6 +11,7 @@
 ``shared.py``         shared by all connections: bounds, capacity, the date
 ``request.py``        the head of a request
 ``body.py``           takes a body out of the input, by length or chunks
+``addresses.py``      from which address a client sends, also through proxies
 ``exchange.py``       one request and its answer, as handlers see them
 ``early_errors.py``   answers to requests that no handler sees
 ====================  ==============================================================

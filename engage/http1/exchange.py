@@ -44,6 +44,9 @@ class Failure(enum.Enum):
 class Channel(Protocol):
     """A connection, as its exchanges use it."""
 
+    #: The address that opened it; ``None``: it is not a TCP connection.
+    remote_ip: str | None
+
     def is_last(self, exchange: Exchange) -> bool:
         """Return whether no other request can follow on this connection."""
 

@@ -38,7 +38,7 @@ from engage.pipeline.results import (
     all_invalid,
     outcome_of,
 )
-from engage.pipeline.subscriptions import Subscriptions, body_of_form
+from engage.pipeline.subscriptions import Source, Subscriptions, body_of_form
 from engage.pipeline.validate import Schemas
 
 if TYPE_CHECKING:
@@ -100,7 +100,12 @@ class Pipeline:
         self._clock = Clock() if clock is None else clock
         self._last_arrival: tuple[Principal | None, Arrival | None] = (None, None)
         self._subscriptions = Subscriptions(
-            workspaces, ingest.store, clock=self._clock, timeout=ingest.timeout, catch_up=catch_up
+            workspaces,
+            ingest.store,
+            clock=self._clock,
+            timeout=ingest.timeout,
+            resubscriptions=limits.resubscriptions_per_day,
+            catch_up=catch_up,
         )
 
     # ------------------------------------------------------------------------------- operations
@@ -226,7 +231,12 @@ class Pipeline:
         return BatchResult(state.accepted, state.duplicates, rejected)
 
     async def subscriptions(
-        self, raw: bytes, encoding: Encoding = "identity", *, form: bool = False
+        self,
+        raw: bytes,
+        encoding: Encoding = "identity",
+        *,
+        form: bool = False,
+        source: Source = Source(how="api"),
     ) -> Mapping[str, bool]:
         """Change a user's subscription choices.
 
@@ -240,7 +250,7 @@ class Pipeline:
             body = await self._decode(raw, encoding, None, form=form)
             if not self._schemas.is_valid("subscriptions", body):
                 raise from_problems(self._schemas.problems("subscriptions", body))
-        state = await self._subscriptions.change(body)
+        state = await self._subscriptions.change(body, source)
         self._metrics.event("subscription", "stored")
         return state
 

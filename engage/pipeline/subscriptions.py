@@ -10,6 +10,8 @@ user id, workspace id, identifier and identifier key, keyed with the workspace's
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import functools
 import hashlib
 import hmac
 import re
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from engage.api import (
+    DAY_MS,
     EventStore,
     Page,
     PayloadInvalid,
@@ -31,6 +34,7 @@ from engage.api import (
 from engage.errors import MAX_ERRORS, ApiError, Problem, from_problems, overloaded, pointer, quote
 from engage.pipeline.ids import uuid7
 from engage.pipeline.normalise import parse_field
+from engage.upkeep.export import all_pages
 from engage.upkeep.time_limit import within
 from engage.webhooks import form_fields
 
@@ -40,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CHANGE_EVENT",
     "CHOICES",
+    "Source",
     "Subscriptions",
     "body_of_form",
     "subscription_hash",
@@ -55,12 +60,26 @@ STEP: Final = 500
 #: Seconds after which a search that has not compared all users ends with 503.
 SEARCH_SECONDS: Final = 60.0
 
+#: Characters of a ``User-Agent`` that are kept: those of browsers have at most about 200.
+_USER_AGENT: Final = 256
+
 #: The name of a field of a form that is a change, and its values.
 _CHANGE: Final = re.compile(r"changes\[([^\[\]]+)\]")
 CHOICES: Final[Mapping[str, bool]] = {"true": True, "1": True, "false": False, "0": False}
 
 #: Namespace of the ids of changes.
 _CHANGE_NAMESPACE: Final = uuid.UUID("2f7a1c55-94c1-5c6e-8f0a-6f4b4a1f9e02")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """How and from where a person makes a change, for its history."""
+
+    #: See :attr:`engage.api.SubscriptionChange.how`.
+    how: str
+    user_agent: str = ""
+    #: The IP address of the client; it is stored only if the workspace keeps addresses.
+    address: str = ""
 
 
 def subscription_hash(
@@ -118,6 +137,8 @@ class Subscriptions:
         (checked when the server starts), and a :class:`ProfileStore` to find users by their traits.
     :param clock: returns milliseconds since 1970 UTC.
     :param timeout: seconds that a call of the storage may take.
+    :param resubscriptions: how often a day the links of one id can subscribe to groups from which
+        it is unsubscribed.
     :param catch_up: with a log, waits until everything is stored that is in it now: see
         :class:`engage.log.catch_up.CatchUp`.
     """
@@ -129,12 +150,14 @@ class Subscriptions:
         *,
         clock: Callable[[], int],
         timeout: float,
+        resubscriptions: int,
         catch_up: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._workspaces = {workspace.id: workspace for workspace in workspaces}
         self._store = store
         self._clock = clock
         self._timeout = timeout
+        self._resubscriptions = resubscriptions
         self._catch_up = catch_up
         #: The last search for each identifier, in the form in which it was sent.
         self._searches: dict[tuple[str, str, str], _Search] = {}
@@ -142,14 +165,17 @@ class Subscriptions:
         #: which users are looked up, and one for all others, of which anyone can send any number.
         self._turns = (asyncio.Lock(), asyncio.Lock())
 
-    async def change(self, body: Mapping[str, Any]) -> Mapping[str, bool]:
+    async def change(
+        self, body: Mapping[str, Any], source: Source = Source(how="api")
+    ) -> Mapping[str, bool]:
         """Apply a change and return once it is durable.
 
         :param body: a body that is valid by the schema ``subscriptions``.
         :return: for every group of the workspace, whether the user is subscribed after the change.
         :raises ApiError: 401 ``invalid_user_hash`` if any of the credentials is wrong; 400
-            ``unknown_subscription_group``; 503 ``overloaded`` if the hash could not be compared
-            with all users in time, or if the user may still be in the log.
+            ``unknown_subscription_group``; 429 ``rate_limited``: see :meth:`apply`; 503
+            ``overloaded`` if the hash could not be compared with all users in time, or if the user
+            may still be in the log.
         :raises StorageUnavailable: if the change may not be durable.
         """
         if type(body.get("userId")) is float:  # JSON Schema accepts 1.0 as an integer
@@ -163,28 +189,90 @@ class Subscriptions:
         ):
             await self._catch_up()
             user_id = await self._verify(workspace, body)
-        if workspace is None or user_id is None or not isinstance(self._store, SubscriptionStore):
+        if workspace is None or user_id is None:
             raise ApiError("invalid_user_hash", "the hash belongs to no known user")
         changes: Mapping[str, bool] = body["changes"]
         _check_groups(workspace, {group: "/changes" + pointer(group) for group in changes})
+        return await self.apply(
+            workspace,
+            user_id,
+            changes,
+            source,
+            secret=_secret_of(workspace, user_id, body),
+            message_id=body.get("messageId"),
+        )
+
+    async def apply(
+        self,
+        workspace: Workspace,
+        user_id: str,
+        changes: Mapping[str, bool],
+        source: Source,
+        *,
+        secret: str,
+        message_id: str | None = None,
+    ) -> Mapping[str, bool]:
+        """Apply a change of a person whose link was verified.
+
+        :param changes: group id → subscribed; the groups exist. Empty: only read the choices.
+        :param secret: see :attr:`engage.api.SubscriptionChange.secret`.
+        :param message_id: with one, the same change again has no effect.
+        :return: as :meth:`change`.
+        :raises ApiError: 429 ``rate_limited`` if the id has been subscribed again too often today.
+            Unsubscribing is never limited. Requests at the same moment may exceed the limit by
+            their number.
+        :raises StorageUnavailable: if the change may not be durable.
+        """
+        store, now = self._store, self._clock()
+        if not isinstance(store, SubscriptionStore):
+            raise ApiError("invalid_user_hash", "the hash belongs to no known user")
         async with within(self._timeout):
+            if any(changes.values()):
+                await self._check_rate(store, workspace.id, user_id, changes, now)
             if changes:
-                choices = await self._store.apply(
+                choices = await store.apply(
                     SubscriptionChange(
-                        id=_change_id(body.get("messageId"), user_id, changes, self._clock()),
+                        id=_change_id(message_id, user_id, changes, now),
                         workspace_id=workspace.id,
                         user_id=user_id,
                         choices=dict(changes),
-                        at=self._clock(),
-                        how="api",
+                        at=now,
+                        how=source.how,
+                        secret=secret,
+                        user_agent=source.user_agent[:_USER_AGENT],
+                        address=source.address if workspace.keep_addresses else "",
                     )
                 )
             else:
-                choices = await self._store.state(workspace.id, user_id)
+                choices = await store.state(workspace.id, user_id)
         return {
             group.id: choices.get(group.id, group.type == "opt_out")
             for group in workspace.subscription_groups
         }
+
+    async def _check_rate(
+        self,
+        store: SubscriptionStore,
+        workspace_id: str,
+        user_id: str,
+        changes: Mapping[str, bool],
+        now: int,
+    ) -> None:
+        """:raises ApiError: see :meth:`apply`."""
+        state = await store.state(workspace_id, user_id)
+        if not any(wanted and state.get(group) is False for group, wanted in changes.items()):
+            return
+        read = functools.partial(store.history, workspace_id, user_id, since=now - DAY_MS)
+        records = [one async for one in all_pages(read, attempts=1)]
+        found = {one.change_id: one.at for one in records if one.after and one.before is False}
+        if len(found) >= self._resubscriptions:
+            oldest = sorted(found.values())[-self._resubscriptions]
+            raise ApiError(
+                "rate_limited",
+                f"the user was subscribed again {len(found)} times within a day;"
+                " unsubscribing is always possible",
+                retry_after=(oldest + DAY_MS - now) // 1000 + 1,
+            )
 
     async def changes_of(
         self, workspace: Workspace, row: Mapping[str, Any]
@@ -393,6 +481,14 @@ def _hashes(user_id: str, body: Mapping[str, Any], secrets: Iterable[str]) -> li
         ).encode()
         for secret in secrets
     ]
+
+
+def _secret_of(workspace: Workspace, user_id: str, body: Mapping[str, Any]) -> str:
+    """Return which secret verified a hash, as :attr:`engage.api.SubscriptionChange.secret`."""
+    secrets = workspace.subscription_secrets
+    right = zip(_hashes(user_id, body, secrets), secrets, strict=True)
+    secret = next(one for known, one in right if known == body["hash"].encode())
+    return hashlib.sha256(secret.encode()).hexdigest()[:8]
 
 
 def _change_id(message_id: str | None, user_id: str, changes: Mapping[str, bool], now: int) -> str:

@@ -9,25 +9,24 @@ of the console itself.
 
 from __future__ import annotations
 
-import ipaddress
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
+
+from engage.http1.addresses import parsed_address
 
 if TYPE_CHECKING:
     from engage.config import ConsoleConfig
 
-__all__ = ["Addresses", "client_address", "is_loopback", "is_within", "network_of", "session_name"]
+__all__ = ["Addresses", "is_loopback", "session_name"]
 
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(?::([0-9]{1,5}))?", re.ASCII)
-
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def is_loopback(host: str) -> bool:
     """Return whether only programs of this machine reach a host that a config names."""
-    parsed = _parsed(host)
+    parsed = parsed_address(host)
     return host == "localhost" if parsed is None else parsed.is_loopback
 
 
@@ -74,13 +73,13 @@ class Addresses:
             return False
         host = found[1].lower()
         if host.startswith("["):
-            return _parsed(host[1:-1]) is not None
+            return parsed_address(host[1:-1]) is not None
         host = host.rstrip(".")
         return (
             host in self._hosts
             or host == "localhost"
             or host.endswith(".localhost")
-            or _parsed(host) is not None
+            or parsed_address(host) is not None
         )
 
     def cookie_name(self, host: str) -> str:
@@ -131,43 +130,3 @@ def session_name(cookie_name: str, host: str) -> str:
     """
     found = _HOST.fullmatch(host)
     return f"{cookie_name}@{'' if found is None else found[1].lower().rstrip('.')}"
-
-
-def client_address(peer: str, forwarded: str | None, trusted: Sequence[Network]) -> str:
-    """Return the address of a client, which may have come through reverse proxies.
-
-    :param peer: the address that opened the connection.
-    :param forwarded: the header ``X-Forwarded-For``.
-    :param trusted: ``server.trusted_proxies``.
-    :return: the last address that no trusted proxy has; ``peer`` unless a trusted proxy sent it.
-    """
-    address = peer
-    for hop in reversed([hop.strip() for hop in (forwarded or "").split(",")]):
-        if not is_within(address, trusted) or _parsed(hop) is None:
-            break
-        address = hop
-    return address
-
-
-def is_within(address: str, networks: Sequence[Network]) -> bool:
-    """Return whether an address is in one of the networks."""
-    parsed = _parsed(address)
-    return parsed is not None and any(parsed in network for network in networks)
-
-
-def network_of(address: str) -> str:
-    """Return the addresses that one client can use: with IPv6, a network of 64 bits."""
-    parsed = _parsed(address)
-    if isinstance(parsed, ipaddress.IPv6Address):
-        return str(ipaddress.ip_network((int(parsed) >> 64 << 64, 64)))
-    return str(parsed or address)
-
-
-def _parsed(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        parsed = ipaddress.ip_address(address)
-    except ValueError:
-        return None
-    if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is not None:
-        return parsed.ipv4_mapped
-    return parsed

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from engage.console.sign_in.addresses import network_of
+from engage.http1.addresses import network_of
 from engage.upkeep.audit import new_id
 
 __all__ = ["Guesses"]

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from engage.console.sign_in.addresses import network_of
+from engage.http1.addresses import network_of
 
 __all__ = ["Passwords", "Throttle", "hash_password", "is_password"]
 

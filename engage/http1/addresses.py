@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From which address a client sends: its own, also through reverse proxies that are trusted."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Sequence
+
+__all__ = ["Network", "client_address", "is_within", "network_of", "networks", "parsed_address"]
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+def networks(texts: Iterable[str]) -> tuple[Network, ...]:
+    """Return the networks that a config names, such as ``10.0.0.0/8``; it was checked."""
+    return tuple(ipaddress.ip_network(text) for text in texts)
+
+
+def client_address(peer: str, forwarded: str | None, trusted: Sequence[Network]) -> str:
+    """Return the address of a client, which may have come through reverse proxies.
+
+    :param peer: the address that opened the connection.
+    :param forwarded: the header ``X-Forwarded-For``.
+    :param trusted: ``server.trusted_proxies``.
+    :return: the last address that no trusted proxy has; ``peer`` unless a trusted proxy sent it.
+    """
+    address = peer
+    for hop in reversed([hop.strip() for hop in (forwarded or "").split(",")]):
+        if not is_within(address, trusted) or parsed_address(hop) is None:
+            break
+        address = hop
+    return address
+
+
+def is_within(address: str, networks: Sequence[Network]) -> bool:
+    """Return whether an address is in one of the networks."""
+    parsed = parsed_address(address)
+    return parsed is not None and any(parsed in network for network in networks)
+
+
+def network_of(address: str) -> str:
+    """Return the addresses that one client can use: with IPv6, a network of 64 bits."""
+    parsed = parsed_address(address)
+    if isinstance(parsed, ipaddress.IPv6Address):
+        return str(ipaddress.ip_network((int(parsed) >> 64 << 64, 64)))
+    return str(parsed or address)
+
+
+def parsed_address(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return an address, a mapped IPv6 address as IPv4; ``None`` if the text is not one."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return None
+    if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is not None:
+        return parsed.ipv4_mapped
+    return parsed
