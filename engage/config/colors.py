@@ -6,6 +6,7 @@ All colours are ``#rrggbb``.
 
 from __future__ import annotations
 
+import colorsys
 from typing import Final
 
 __all__ = ["READABLE", "contrast", "lightened"]
@@ -34,10 +35,9 @@ def contrast(one: str, other: str) -> float:
 
 
 def lightened(color: str, background: str) -> str:
-    """Return a colour, mixed with as little white as makes it readable on a dark background."""
-    for percent in range(101):
-        mixed = [round(one + (255 - one) * percent / 100) for one in _channels(color)]
-        light = f"#{bytes(mixed).hex()}"
-        if contrast(light, background) >= READABLE:
-            break
-    return light
+    """Return a colour of the same hue, as light as makes it readable on a dark background."""
+    hue, lightness, saturation = colorsys.rgb_to_hls(*(one / 255 for one in _channels(color)))
+    steps = [lightness + (1 - lightness) * percent / 100 for percent in range(101)]
+    shades = (colorsys.hls_to_rgb(hue, step, saturation) for step in steps)
+    lighter = [f"#{bytes(round(255 * one) for one in shade).hex()}" for shade in shades]
+    return next(shade for shade in lighter if contrast(shade, background) >= READABLE)

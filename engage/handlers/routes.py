@@ -16,6 +16,7 @@ from engage.handlers.files import DescriptionHandler, PageHandler, SnippetHandle
 from engage.handlers.health import AliveHandler, ReadyHandler
 from engage.handlers.missing import MissingHandler
 from engage.handlers.operations import OPERATIONS
+from engage.handlers.preferences.handler import PreferencesHandler
 from engage.handlers.settings import ProjectSettingsHandler, SourceConfigHandler
 from engage.handlers.subscriptions import SubscriptionsHandler
 from engage.handlers.webhook import WebhookHandler
@@ -39,6 +40,9 @@ HANDLERS: Final[Mapping[str, type[Handler]]] = {
     "batch": BatchHandler,
     "beacon": BatchHandler,
     "subscriptions": SubscriptionsHandler,
+    "userSubscriptions": SubscriptionsHandler,
+    "preferencesPage": PreferencesHandler,
+    "preferences": PreferencesHandler,
     "webhook": WebhookHandler,
     "projectSettings": ProjectSettingsHandler,
     "sourceConfig": SourceConfigHandler,
@@ -82,14 +86,19 @@ class Router(httputil.HTTPServerConnectionDelegate):
         self._exact: dict[str, _Served] = {}
         #: The text before the part in braces and after it, the part's name, the handler.
         self._patterns: list[tuple[str, str, str, _Served]] = []
+        allowed: dict[str, tuple[str, ...]] = {}
         for operation in OPERATIONS:
-            route = Route(
-                name=operation.name,
-                allowed=operation.allowed,
-                credentials=operation.credentials,
-            )
-            served = (HANDLERS[operation.id], route)
             for path in operation.paths:
+                # Two operations at one path share its handler and its route.
+                methods = (*allowed.get(path, ()), *operation.allowed)
+                allowed[path] = tuple(dict.fromkeys(methods))
+                route = Route(
+                    name=operation.name,
+                    allowed=allowed[path],
+                    credentials=operation.credentials,
+                    cross_origin=operation.cross_origin,
+                )
+                served = (HANDLERS[operation.id], route)
                 before, brace, rest = path.partition("{")
                 if brace:
                     name, _, after = rest.partition("}")
@@ -101,6 +110,8 @@ class Router(httputil.HTTPServerConnectionDelegate):
     def cors(self, path: str, origin: str | None) -> Mapping[str, str]:
         """Return the CORS headers of an answer that no handler gives, as a handler's would be."""
         (_, route), _ = self._find(path)
+        if not route.cross_origin:
+            return {}
         return self._cors.headers(origin, credentials=route.credentials)
 
     def start_request(

@@ -4,7 +4,7 @@
 A write key is public, so it must not permit changing a user's choices. The hash proves that the
 workspace's owner made the link. Its form is Dittofeed's: the hex HMAC-SHA256 of the compact JSON of
 user id, workspace id, identifier and identifier key, keyed with the workspace's
-``subscription_secret``.
+``subscription_secret``. A link that expires also signs when.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import hashlib
 import hmac
 import re
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -29,9 +29,22 @@ from engage.api import (
     ProfileStore,
     SubscriptionChange,
     SubscriptionStore,
+    Suppression,
+    SuppressionStore,
     identifier_value,
+    suppressed_address,
 )
-from engage.errors import MAX_ERRORS, ApiError, Problem, from_problems, overloaded, pointer, quote
+from engage.errors import (
+    MAX_ERRORS,
+    ApiError,
+    Problem,
+    from_problems,
+    invalid_link,
+    link_expired,
+    overloaded,
+    pointer,
+    quote,
+)
 from engage.pipeline.ids import uuid7
 from engage.pipeline.normalise import parse_field
 from engage.upkeep.export import all_pages
@@ -44,6 +57,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CHANGE_EVENT",
     "CHOICES",
+    "Person",
     "Source",
     "Subscriptions",
     "body_of_form",
@@ -65,7 +79,14 @@ _USER_AGENT: Final = 256
 
 #: The name of a field of a form that is a change, and its values.
 _CHANGE: Final = re.compile(r"changes\[([^\[\]]+)\]")
+_SECONDS: Final = re.compile(r"[1-9][0-9]{0,15}", re.ASCII)
 CHOICES: Final[Mapping[str, bool]] = {"true": True, "1": True, "false": False, "0": False}
+
+#: Trait → the channel whose addresses it has.
+_CHANNELS: Final[Mapping[str, str]] = {"email": "email", "phone": "sms"}
+
+#: Workspace, identifier key, identifier and expiry, as they were sent.
+_Form = tuple[str, str, str, int | None]
 
 #: Namespace of the ids of changes.
 _CHANGE_NAMESPACE: Final = uuid.UUID("2f7a1c55-94c1-5c6e-8f0a-6f4b4a1f9e02")
@@ -82,17 +103,47 @@ class Source:
     address: str = ""
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Person:
+    """The person for whom a link was signed."""
+
+    workspace: Workspace
+    #: The id in the signature, which may be a visitor's.
+    user_id: str
+    #: See :attr:`engage.api.SubscriptionChange.secret`.
+    secret: str
+    #: Whether the link only unsubscribes any more.
+    expired: bool
+    #: The identifier in the signature, and its kind.
+    identifier: str
+    identifier_key: str
+
+
 def subscription_hash(
-    secret: str, *, user_id: str, workspace_id: str, identifier: str, identifier_key: str
+    secret: str,
+    *,
+    user_id: str,
+    workspace_id: str,
+    identifier: str,
+    identifier_key: str,
+    expires: int | None = None,
 ) -> str:
     """Return the hash that a link to the preferences page must contain.
 
     :param secret: a ``subscription_secret`` of the workspace.
     :param identifier: the value that identifies the user, such as an e-mail address.
     :param identifier_key: ``id``, or the trait that has the value, such as ``email``.
+    :param expires: when the link expires, in seconds since 1970 UTC; ``None``: never.
     """
-    message = orjson.dumps({"u": user_id, "w": workspace_id, "i": identifier, "k": identifier_key})
-    return hmac.new(secret.encode(), message, hashlib.sha256).hexdigest()
+    members: dict[str, str | int] = {
+        "u": user_id,
+        "w": workspace_id,
+        "i": identifier,
+        "k": identifier_key,
+    }
+    if expires is not None:
+        members["e"] = expires
+    return hmac.new(secret.encode(), orjson.dumps(members), hashlib.sha256).hexdigest()
 
 
 def body_of_form(data: bytes) -> dict[str, Any]:
@@ -122,7 +173,7 @@ def body_of_form(data: bytes) -> dict[str, Any]:
         elif not name:
             raise _wrong(name, "a field of the form has no name")
         else:
-            body[name] = text
+            body[name] = int(text) if name == "expires" and _SECONDS.fullmatch(text) else text
     return body
 
 
@@ -160,9 +211,10 @@ class Subscriptions:
         self._resubscriptions = resubscriptions
         self._catch_up = catch_up
         #: The last search for each identifier, in the form in which it was sent.
-        self._searches: dict[tuple[str, str, str], _Search] = {}
+        self._searches: dict[_Form, _Search] = {}
         #: Held by the search that reads and compares a page: one for identifiers in the form in
-        #: which users are looked up, and one for all others, of which anyone can send any number.
+        #: which users are looked up, and one for all others and for those with an expiry, of which
+        #: anyone can send any number.
         self._turns = (asyncio.Lock(), asyncio.Lock())
 
     async def change(
@@ -172,11 +224,28 @@ class Subscriptions:
 
         :param body: a body that is valid by the schema ``subscriptions``.
         :return: for every group of the workspace, whether the user is subscribed after the change.
-        :raises ApiError: 401 ``invalid_user_hash`` if any of the credentials is wrong; 400
-            ``unknown_subscription_group``; 429 ``rate_limited``: see :meth:`apply`; 503
+        :raises ApiError: as :meth:`person`; 403 ``link_expired`` if the change does more than to
+            unsubscribe; 400 ``unknown_subscription_group``; 429 ``rate_limited``: see
+            :meth:`apply`.
+        :raises StorageUnavailable: if the change may not be durable.
+        """
+        person = await self.person(body)
+        changes: Mapping[str, bool] = body["changes"]
+        if person.expired and (not changes or any(changes.values())):
+            raise link_expired()
+        places = {group: "/changes" + pointer(group) for group in changes}
+        _check_groups(person.workspace, places)
+        state = await self.apply(person, changes, source, message_id=body.get("messageId"))
+        return {group: state[group] for group in changes} if person.expired else state
+
+    async def person(self, body: Mapping[str, Any]) -> Person:
+        """Verify a link.
+
+        :param body: as for :meth:`change`; ``changes`` and ``messageId`` are not looked at.
+        :raises ApiError: 401 ``invalid_user_hash`` if any of the credentials is wrong; 503
             ``overloaded`` if the hash could not be compared with all users in time, or if the user
             may still be in the log.
-        :raises StorageUnavailable: if the change may not be durable.
+        :raises StorageUnavailable: if the user could not be looked up.
         """
         if type(body.get("userId")) is float:  # JSON Schema accepts 1.0 as an integer
             raise from_problems([Problem("/userId", "must be a string or an integer")])
@@ -190,32 +259,28 @@ class Subscriptions:
             await self._catch_up()
             user_id = await self._verify(workspace, body)
         if workspace is None or user_id is None:
-            raise ApiError("invalid_user_hash", "the hash belongs to no known user")
-        changes: Mapping[str, bool] = body["changes"]
-        _check_groups(workspace, {group: "/changes" + pointer(group) for group in changes})
-        return await self.apply(
-            workspace,
-            user_id,
-            changes,
-            source,
+            raise invalid_link()
+        expires = body.get("expires")
+        return Person(
+            workspace=workspace,
+            user_id=user_id,
             secret=_secret_of(workspace, user_id, body),
-            message_id=body.get("messageId"),
+            expired=expires is not None and expires * 1000 <= self._clock(),
+            identifier=body["identifier"],
+            identifier_key=body["identifierKey"],
         )
 
     async def apply(
         self,
-        workspace: Workspace,
-        user_id: str,
+        person: Person,
         changes: Mapping[str, bool],
         source: Source,
         *,
-        secret: str,
         message_id: str | None = None,
     ) -> Mapping[str, bool]:
         """Apply a change of a person whose link was verified.
 
         :param changes: group id → subscribed; the groups exist. Empty: only read the choices.
-        :param secret: see :attr:`engage.api.SubscriptionChange.secret`.
         :param message_id: with one, the same change again has no effect.
         :return: as :meth:`change`.
         :raises ApiError: 429 ``rate_limited`` if the id has been subscribed again too often today.
@@ -224,8 +289,9 @@ class Subscriptions:
         :raises StorageUnavailable: if the change may not be durable.
         """
         store, now = self._store, self._clock()
+        workspace, user_id = person.workspace, person.user_id
         if not isinstance(store, SubscriptionStore):
-            raise ApiError("invalid_user_hash", "the hash belongs to no known user")
+            raise invalid_link()
         async with within(self._timeout):
             if any(changes.values()):
                 await self._check_rate(store, workspace.id, user_id, changes, now)
@@ -238,7 +304,7 @@ class Subscriptions:
                         choices=dict(changes),
                         at=now,
                         how=source.how,
-                        secret=secret,
+                        secret=person.secret,
                         user_agent=source.user_agent[:_USER_AGENT],
                         address=source.address if workspace.keep_addresses else "",
                     )
@@ -249,6 +315,34 @@ class Subscriptions:
             group.id: choices.get(group.id, group.type == "opt_out")
             for group in workspace.subscription_groups
         }
+
+    async def suppressions(self, person: Person) -> Sequence[Suppression]:
+        """Return what is suppressed of a person's addresses.
+
+        These are the address in the link, or else those of which this user has the oldest claim:
+        anyone can give a user the address of another.
+
+        :raises StorageUnavailable: if they could not be read.
+        """
+        store, workspace = self._store, person.workspace
+        if not isinstance(store, SuppressionStore):
+            return ()
+        named: dict[str, object] = {person.identifier_key: person.identifier}
+        async with within(self._timeout):
+            if person.identifier_key == "id" and isinstance(store, ProfileStore):
+                profile = await store.profile(workspace.id, person.user_id)
+                for trait in _CHANNELS.keys() & workspace.subscription_identifiers:
+                    value = None if profile is None else profile.traits.get(trait)
+                    if (form := identifier_value(trait, value)) is not None:
+                        holders = await store.find_users(workspace.id, trait, [form])
+                        if person.user_id in holders.get(form, ())[:1]:
+                            named[trait] = value
+            addresses = [
+                (channel, address)
+                for trait, channel in _CHANNELS.items()
+                if (address := suppressed_address(channel, str(named.get(trait, "")))) is not None
+            ]
+            return await store.suppressions(workspace.id, addresses) if addresses else ()
 
     async def _check_rate(
         self,
@@ -340,7 +434,7 @@ class Subscriptions:
         equal = [hmac.compare_digest(one, given) for one in right]
         if workspace is None or value is None:
             return user_id if any(equal) else None
-        form = (workspace.id, body["identifierKey"], body["identifier"])
+        form = (workspace.id, body["identifierKey"], body["identifier"], body.get("expires"))
         last = self._searches.get(form)
         if last is None or last.begun:
             self._searches[form] = last = _Search(after=last)
@@ -358,7 +452,7 @@ class Subscriptions:
                 last.task.cancel()
 
     async def _run(
-        self, search: _Search, form: tuple[str, str, str], value: str, body: Mapping[str, Any]
+        self, search: _Search, form: _Form, value: str, body: Mapping[str, Any]
     ) -> dict[bytes, str]:
         """Compare the hashes that requests sent with all users who have an identifier.
 
@@ -379,7 +473,7 @@ class Subscriptions:
             cursor = None
             async with asyncio.timeout(SEARCH_SECONDS):
                 while not found.keys() >= search.wanted:
-                    async with self._turns[form[2] != value]:
+                    async with self._turns[form[2:] != (value, None)]:
                         page = await self._holders(form, value, cursor)
                         # All of a page, so that the time does not tell which user it is.
                         for user in page.items:
@@ -398,19 +492,17 @@ class Subscriptions:
         finally:
             self._end(search, form)
 
-    def _end(self, search: _Search, form: tuple[str, str, str]) -> None:
+    def _end(self, search: _Search, form: _Form) -> None:
         """Let no other request join a search."""
         if self._searches.get(form) is search:
             del self._searches[form]
 
-    async def _holders(
-        self, form: tuple[str, str, str], value: str, after: str | None
-    ) -> Page[str]:
+    async def _holders(self, form: _Form, value: str, after: str | None) -> Page[str]:
         """Return a page of the users and visitors who have a value, and after the last one a page
         of the users who have it by a visitor."""
         if not isinstance(self._store, ProfileStore):
             return Page((), None)
-        workspace, trait, _ = form
+        workspace, trait = form[:2]
         async with within(self._timeout):
             if after == "":
                 users = await self._store.find_users(workspace, trait, [value])
@@ -478,6 +570,7 @@ def _hashes(user_id: str, body: Mapping[str, Any], secrets: Iterable[str]) -> li
             workspace_id=body["workspaceId"],
             identifier=body["identifier"],
             identifier_key=body["identifierKey"],
+            expires=body.get("expires"),
         ).encode()
         for secret in secrets
     ]
