@@ -38,7 +38,7 @@ from engage.pipeline.results import (
     all_invalid,
     outcome_of,
 )
-from engage.pipeline.subscriptions import Person, Source, Subscriptions, body_of_form
+from engage.pipeline.subscriptions import API, Person, Source, Subscriptions, body_of_form
 from engage.pipeline.validate import Schemas
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ class Pipeline:
         encoding: Encoding = "identity",
         *,
         form: bool = False,
-        source: Source = Source(how="api"),
+        source: Source = API,
     ) -> Mapping[str, bool]:
         """Change a user's subscription choices.
 

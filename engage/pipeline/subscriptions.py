@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from engage.config import Workspace
 
 __all__ = [
+    "API",
     "CHANGE_EVENT",
     "CHOICES",
     "Person",
@@ -101,6 +102,10 @@ class Source:
     user_agent: str = ""
     #: The IP address of the client; it is stored only if the workspace keeps addresses.
     address: str = ""
+
+
+#: A request of which nothing else is known.
+API: Final = Source(how="api")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,9 +222,7 @@ class Subscriptions:
         #: anyone can send any number.
         self._turns = (asyncio.Lock(), asyncio.Lock())
 
-    async def change(
-        self, body: Mapping[str, Any], source: Source = Source(how="api")
-    ) -> Mapping[str, bool]:
+    async def change(self, body: Mapping[str, Any], source: Source = API) -> Mapping[str, bool]:
         """Apply a change and return once it is durable.
 
         :param body: a body that is valid by the schema ``subscriptions``.

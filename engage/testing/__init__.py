@@ -71,6 +71,7 @@ from .storage.profiles import ProfileTests  # noqa: E402
 from .storage.records import RecordTests  # noqa: E402
 from .storage.scans import ScanTests  # noqa: E402
 from .storage.subscriptions import SubscriptionTests  # noqa: E402
+from .storage.suppressions import SuppressionTests  # noqa: E402
 from .storage.users import UserTests  # noqa: E402
 from .storage.visitors import VisitorTests  # noqa: E402
 
@@ -102,6 +103,7 @@ class StorageConformance(
     VisitorTests,
     IdentifierTests,
     SubscriptionTests,
+    SuppressionTests,
     DeadLetterTests,
     RecordTests,
     CountTests,

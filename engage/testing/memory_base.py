@@ -124,6 +124,8 @@ class Stored:
         self.choices = Arrivals[tuple[str, str, str], api.SubscriptionState]()
         #: By workspace, change and group.
         self.history = Arrivals[tuple[str, str, str], api.SubscriptionRecord]()
+        #: By the fields that name a register.
+        self.suppressions = Arrivals[tuple[str, str, str, str, str], api.Suppression]()
         #: By workspace and id.
         self.letters = Arrivals[tuple[str, str], api.DeadLetter]()
         #: By kind, workspace and id.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -76,12 +76,18 @@ class MemorySubscriptions(Memory, api.SubscriptionStore):
             data.applied.add((change.workspace_id, change.id))
             user = data.profile(change.workspace_id, Kind.USER, change.user_id)
             user.chosen = extended(user.chosen, change.at)
-            before = await self.state(*subject)
+            before, changed = await self.state(*subject), []
             common = {"workspace_id": change.workspace_id, "user_id": change.user_id}
             for group, wanted in change.choices.items():
                 known = data.choices.get((*subject, group))
                 if change.dated and known is not None and known.updated_at >= change.at:
                     continue
+                if (
+                    known is None
+                    or known.subscribed is not wanted
+                    or before.get(group) is not wanted
+                ):
+                    changed.append(group)
                 data.choices[*subject, group] = api.SubscriptionState(
                     **common,
                     group_id=group,
@@ -89,19 +95,19 @@ class MemorySubscriptions(Memory, api.SubscriptionStore):
                     updated_at=change.at if known is None else max(change.at, known.updated_at + 1),
                     change_id=change.id,
                 )
-            after = await self.state(*subject)
-            for group, wanted in change.choices.items():
-                holds = not change.dated or after[group] is wanted
-                if before.get(group) is not wanted and holds:
-                    data.history[change.workspace_id, change.id, group] = api.SubscriptionRecord(
-                        **common,
-                        group_id=group,
-                        change_id=change.id,
-                        before=before.get(group),
-                        after=wanted,
-                        at=change.at,
-                        how=change.how,
-                    )
+            for group in changed:
+                data.history[change.workspace_id, change.id, group] = api.SubscriptionRecord(
+                    **common,
+                    group_id=group,
+                    change_id=change.id,
+                    before=before.get(group),
+                    after=change.choices[group],
+                    at=change.at,
+                    how=change.how,
+                    secret=change.secret,
+                    user_agent=change.user_agent,
+                    address=change.address,
+                )
         return await self.state(*subject)
 
     async def state(self, workspace_id: str, user_id: str) -> Mapping[str, bool]:
@@ -137,12 +143,46 @@ class MemorySubscriptions(Memory, api.SubscriptionStore):
         )
 
     async def history(
-        self, workspace_id: str | None, user_id: str | None, *, after: str | None, limit: int
+        self,
+        workspace_id: str | None,
+        user_id: str | None,
+        *,
+        since: int = 0,
+        after: str | None,
+        limit: int,
     ) -> api.Page[api.SubscriptionRecord]:
         wanted = of_workspace(workspace_id)
         return self.contents().history.page(
-            lambda one: wanted(one) and user_id in (None, one.user_id), after, limit
+            lambda one: wanted(one) and user_id in (None, one.user_id) and one.at >= since,
+            after,
+            limit,
         )
+
+
+class MemorySuppressions(Memory, api.SuppressionStore):
+    """Suppressed addresses."""
+
+    async def suppress(self, suppressions: Sequence[api.Suppression]) -> None:
+        known = self.contents().suppressions
+        for one in suppressions:
+            key = (one.workspace_id, one.channel, one.address, one.group_id, one.reason)
+            old = known.get(key)
+            if old is None or (old.at, not old.lifted) < (one.at, not one.lifted):
+                known[key] = one
+
+    async def suppressions(
+        self, workspace_id: str, addresses: Collection[tuple[str, str]]
+    ) -> Sequence[api.Suppression]:
+        return [
+            one
+            for key, one in self.contents().suppressions.items()
+            if key[0] == workspace_id and key[1:3] in addresses and not one.lifted
+        ]
+
+    async def scan_suppressions(
+        self, workspace_id: str | None, *, after: str | None, limit: int
+    ) -> api.Page[api.Suppression]:
+        return self.contents().suppressions.page(of_workspace(workspace_id), after, limit)
 
 
 class MemoryDeadLetters(Memory, api.DeadLetterStore):
@@ -295,6 +335,7 @@ class MemoryStore(
     MemoryEvents,
     MemoryProfiles,
     MemorySubscriptions,
+    MemorySuppressions,
     MemoryDeadLetters,
     MemoryRecords,
     MemoryCounts,

@@ -140,8 +140,8 @@ def is_text(text: str) -> bool:
 
 
 def _part(text: str) -> str:
-    """Return a workspace id or an origin as a part of an ``_id``. Neither contains a colon today;
-    with the escape, different parts never give the same ``_id``."""
+    """Return a text as a part of an ``_id``. With the escape, different parts never give the same
+    ``_id``; a workspace id and an origin contain no colon today."""
     return text.replace("%", "%25").replace(":", "%3A") if "%" in text or ":" in text else text
 
 
@@ -160,11 +160,19 @@ def pair_id(workspace_id: str, user_id: str, other: str) -> str:
     return f"{_part(workspace_id)}:{len(user_id)}:{user_id}:{other}"
 
 
+def path_id(*parts: str) -> str:
+    """Return the ``_id`` of a thing with several names, of which the first is the workspace."""
+    return ":".join(map(_part, parts))
+
+
 def in_workspace(workspace_id: str | None) -> dict[str, Any]:
     """Return a condition on ``_id``: within a workspace, or any if it is ``None``."""
-    if workspace_id is None:
-        return {}
-    return {"$gte": f"{_part(workspace_id)}:", "$lt": f"{_part(workspace_id)};"}
+    return {} if workspace_id is None else below(_part(workspace_id))
+
+
+def below(path: str) -> dict[str, Any]:
+    """Return a condition on ``_id``: it begins with the parts of another one, and has more."""
+    return {"$gte": f"{path}:", "$lt": f"{path};"}
 
 
 def of_origin(workspace_id: str | None, origin: str) -> dict[str, Any]:

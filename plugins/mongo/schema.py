@@ -51,6 +51,7 @@ CLAIMS: Final = "claims"
 VISITOR_CLAIMS: Final = "visitor_claims"
 SUBSCRIPTIONS: Final = "subscriptions"
 HISTORY: Final = "subscription_history"
+SUPPRESSIONS: Final = "suppressions"
 DEAD_LETTERS: Final = "dead_letters"
 RECORDS: Final = "records"
 COUNTS: Final = "counts"
@@ -121,6 +122,7 @@ SAFE_SHARD_KEYS: Final[Mapping[str, frozenset[str]]] = {
     VISITOR_CLAIMS: frozenset({"_id", "workspaceId", "visitor"}),
     SUBSCRIPTIONS: frozenset({"_id", "workspaceId", "userId"}),
     HISTORY: frozenset({"_id", "workspaceId"}),
+    SUPPRESSIONS: frozenset({"_id", "workspaceId", "channel", "address"}),
     DEAD_LETTERS: frozenset({"_id", "workspaceId"}),
     # Their upserts name the _id only.
     RECORDS: frozenset({"_id"}),

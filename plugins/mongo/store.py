@@ -27,6 +27,7 @@ from engage.api import (
     StorageUnavailable,
     SubscriptionChange,
     SubscriptionStore,
+    SuppressionStore,
 )
 
 from .connection import CLOSE_SECONDS, Connection
@@ -40,6 +41,7 @@ from .profiles import Profiles
 from .records import Records
 from .schema import META, Preparation, Schema
 from .subscriptions import Subscriptions
+from .suppressions import Suppressions
 from .url import DEFAULT_URL
 from .writer import Writer
 
@@ -72,7 +74,13 @@ def _once_ready(
 
 
 class MongoStorage(
-    EventStore, ProfileStore, SubscriptionStore, DeadLetterStore, RecordStore, CountStore
+    EventStore,
+    ProfileStore,
+    SubscriptionStore,
+    SuppressionStore,
+    DeadLetterStore,
+    RecordStore,
+    CountStore,
 ):
     """The storage that keeps everything in one MongoDB database."""
 
@@ -90,6 +98,7 @@ class MongoStorage(
         self._profiles = Profiles(connection, context.profile_limits, self._identifiers.declared)
         self._writer = Writer(connection, self._events, self._profiles, sequence, self._work)
         self._subscriptions = Subscriptions(connection, self._profiles, self._people, sequence)
+        self._suppressions = Suppressions(connection)
         self._dead_letters = DeadLetters(connection, context.dead_letter_budget, sequence)
         self._records = Records(connection)
         self._counts = Counts(connection)
@@ -245,6 +254,10 @@ class MongoStorage(
     scan_subscriptions = _once_ready("_subscriptions", Subscriptions.scan)
     scan_choices = _once_ready("_subscriptions", Subscriptions.scan_choices)
     history = _once_ready("_subscriptions", Subscriptions.history)
+
+    suppress = _once_ready("_suppressions", Suppressions.put)
+    suppressions = _once_ready("_suppressions", Suppressions.find)
+    scan_suppressions = _once_ready("_suppressions", Suppressions.scan)
 
     async def put(self, letters: Sequence[DeadLetter]) -> int:
         return sum(not kept for kept in await self.keep(letters))

@@ -115,6 +115,7 @@ class Subscriptions:
         seq = self._sequence(None if document is None else document.get("seq"))
         names = {"workspaceId": change.workspace_id, "userId": change.user_id}
         choices = dict(document["choices"]) if document is not None else {}
+        records = []
         for group, wanted in change.choices.items():
             known = choices.get(escape_key(group))
             if change.dated and known is not None and int(known["updatedAt"]) >= change.at:
@@ -125,18 +126,21 @@ class Subscriptions:
                 "updatedAt": DatetimeMS(updated),
                 "changeId": change.id,
             }
-        after = _choices({"choices": choices}, *others)
+            is_kept = known is not None and known["subscribed"] is wanted
+            if not is_kept or before.get(group) is not wanted:
+                records.append({"groupId": group, "before": before.get(group), "after": wanted})
+        source = {
+            "secret": change.secret,
+            "userAgent": change.user_agent,
+            "address": change.address,
+        }
         record: dict[str, Any] = {
             "changeId": change.id,
             "_seq": seq,
             "at": at,
             "how": change.how,
-            "records": [
-                {"groupId": group, "before": before.get(group), "after": wanted}
-                for group, wanted in change.choices.items()
-                if before.get(group) is not wanted
-                and not (change.dated and after[group] is not wanted)
-            ],
+            "records": records,
+            **{name: one for name, one in source.items() if one},
         }
         version = 1 if document is None else document["version"] + 1
         fields = {"version": version, "choices": choices, "seq": seq, "pending": record}
@@ -154,11 +158,11 @@ class Subscriptions:
                 return None
         await self._copy(names, record)
         self._copied.append((key, version))
-        if not record["records"]:
+        if not records:
             # Also remembered: repeated after a later change it must not undo that one. Only the
             # latest are: anyone who has a user's link can send any number.
             await self._forget_idle(names)
-        return after
+        return _choices({"choices": choices}, *others)
 
     async def _forget_idle(self, user: Mapping[str, Any]) -> None:
         """Remove the changes of a user that had no effect, except the latest."""
@@ -310,7 +314,13 @@ class Subscriptions:
         return found
 
     async def history(
-        self, workspace_id: str | None, user_id: str | None, *, after: str | None, limit: int
+        self,
+        workspace_id: str | None,
+        user_id: str | None,
+        *,
+        since: int = 0,
+        after: str | None,
+        limit: int,
     ) -> Page[SubscriptionRecord]:
         """Return a page of audit records in the order in which they were written."""
         query: dict[str, Any] = {}
@@ -318,6 +328,8 @@ class Subscriptions:
             query["workspaceId"] = workspace_id
         if user_id is not None:
             query["userId"] = user_id
+        if since:
+            query["at"] = {"$gte": DatetimeMS(since)}
         # The page before may have ended between two records of one change.
         last, seen = ("", "0") if after is None else _cursor(after)
         if after is not None:
@@ -365,6 +377,9 @@ def _record(document: Mapping[str, Any], record: Mapping[str, Any]) -> Subscript
         after=record["after"],
         at=int(document["at"]),
         how=document["how"],
+        secret=document.get("secret", ""),
+        user_agent=document.get("userAgent", ""),
+        address=document.get("address", ""),
     )
 
 

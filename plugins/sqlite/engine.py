@@ -21,12 +21,13 @@ from engage.api import (
     StorageError,
     StorageUnavailable,
     SubscriptionChange,
+    Suppression,
 )
 
 from . import schema
 from .batch import Batch
 from .connection import Settings, is_text, key_of, translating_errors
-from .tables import counts, dead_letters, events, people, records, subscriptions
+from .tables import counts, dead_letters, events, people, records, subscriptions, suppressions
 from .transactions import Transactions
 
 #: Seconds without an event after which :meth:`Engine.work` makes separate transactions.
@@ -174,6 +175,11 @@ class Engine(Transactions):
         """Apply changes of choices, and return after each all choices of the person."""
         with translating_errors(self.settings.path), self._transaction() as db:
             return [subscriptions.apply(db, change) for change in changes]
+
+    def suppress(self, rows: Sequence[Suppression]) -> None:
+        """Write suppressions, in one transaction."""
+        with translating_errors(self.settings.path), self._transaction() as db:
+            suppressions.put(db, rows)
 
     def keep(self, letters: Sequence[DeadLetter]) -> list[bool]:
         """Store dead letters, and return whether each is stored."""

@@ -36,6 +36,12 @@ _IDENTIFIERS_KIND: Final = """CREATE INDEX identifiers_kind
 # How many visitors there are.
 _VISITOR_TOTALS: Final = """CREATE TABLE visitor_totals (
     workspace TEXT PRIMARY KEY, count INTEGER NOT NULL) WITHOUT ROWID"""
+# Registers: the greatest (at, not lifted) wins. group_id is empty for all of the channel.
+_SUPPRESSIONS: Final = """CREATE TABLE suppressions (
+    number INTEGER PRIMARY KEY, workspace TEXT NOT NULL, channel TEXT NOT NULL,
+    address TEXT NOT NULL, group_id TEXT NOT NULL, reason TEXT NOT NULL, at INTEGER NOT NULL,
+    lifted INTEGER NOT NULL, how TEXT NOT NULL, source_id TEXT NOT NULL,
+    UNIQUE (workspace, channel, address, group_id, reason))"""
 
 _TABLES: Final = (
     # Numbers of the store itself: version, min_reader, opens (how often it was opened), merged (the
@@ -110,8 +116,10 @@ _TABLES: Final = (
     """CREATE TABLE history (
         seq INTEGER PRIMARY KEY AUTOINCREMENT, change_id TEXT NOT NULL, workspace TEXT NOT NULL,
         user_id TEXT NOT NULL, group_id TEXT NOT NULL, before INTEGER, after INTEGER NOT NULL,
-        at INTEGER NOT NULL, how TEXT NOT NULL)""",
+        at INTEGER NOT NULL, how TEXT NOT NULL, secret TEXT NOT NULL DEFAULT '',
+        user_agent TEXT NOT NULL DEFAULT '', address TEXT NOT NULL DEFAULT '')""",
     "CREATE INDEX history_user ON history (workspace, user_id)",
+    _SUPPRESSIONS,
     """CREATE TABLE letters (
         seq INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL UNIQUE, id TEXT NOT NULL,
         workspace TEXT NOT NULL, origin TEXT NOT NULL, write_key_id TEXT, user_id TEXT,
@@ -147,7 +155,7 @@ _TABLES: Final = (
 
 #: Version → the statements that make a store of it from one of the version before.
 MIGRATIONS: Final[Mapping[int, Sequence[str]]] = {
-    1: (
+    0: (
         "ALTER TABLE profiles ADD COLUMN chosen_first INTEGER",
         "ALTER TABLE profiles ADD COLUMN chosen_last INTEGER",
         "ALTER TABLE profiles ADD COLUMN changed_at INTEGER",
@@ -167,7 +175,13 @@ MIGRATIONS: Final[Mapping[int, Sequence[str]]] = {
         "DROP INDEX identifiers_claimed",
         _IDENTIFIERS_KIND,
         "ALTER TABLE choices ADD COLUMN change_id TEXT NOT NULL DEFAULT ''",
-    )
+    ),
+    1: (
+        "ALTER TABLE history ADD COLUMN secret TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE history ADD COLUMN user_agent TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE history ADD COLUMN address TEXT NOT NULL DEFAULT ''",
+        _SUPPRESSIONS,
+    ),
 }
 
 
@@ -285,10 +299,11 @@ def require_current(db: sqlite3.Connection, path: str) -> None:
 
 
 def version_of(db: sqlite3.Connection) -> int:
-    """Return the version of a store: 0 if it is of version 1, from before visitors."""
+    """Return the version of a store: below 1 if it is of version 1 and from before additions to it,
+    which were visitors and then suppressions."""
     (version,) = db.execute("SELECT value FROM store WHERE name = 'version'").fetchone()
-    has_visitors = "SELECT 1 FROM sqlite_master WHERE name = 'visitor_totals'"
-    return 0 if version == 1 and db.execute(has_visitors).fetchone() is None else int(version)
+    added = "SELECT count(*) FROM sqlite_master WHERE name IN ('visitor_totals', 'suppressions')"
+    return int(version) if version != 1 else int(db.execute(added).fetchone()[0]) - 1
 
 
 def verify(db: sqlite3.Connection, path: str) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import orjson
@@ -34,13 +34,15 @@ from engage.api import (
     SubscriptionRecord,
     SubscriptionState,
     SubscriptionStore,
+    Suppression,
+    SuppressionStore,
     UserProfile,
     VisitorProfile,
 )
 
 from .connection import Settings, is_text, key_of
 from .reader import Reader
-from .tables import counts, dead_letters, events, people, records, subscriptions
+from .tables import counts, dead_letters, events, people, records, subscriptions, suppressions
 from .worker_thread import WorkerThread
 from .writer import operations
 from .writer.writer import Writer
@@ -52,7 +54,13 @@ MIN_FREE_BYTES: Final = 512 * 1024 * 1024
 
 
 class SqliteStorage(
-    EventStore, ProfileStore, SubscriptionStore, DeadLetterStore, RecordStore, CountStore
+    EventStore,
+    ProfileStore,
+    SubscriptionStore,
+    SuppressionStore,
+    DeadLetterStore,
+    RecordStore,
+    CountStore,
 ):
     """The storage that keeps everything in one SQLite file."""
 
@@ -263,11 +271,32 @@ class SqliteStorage(
         return await self._page(subscriptions.scan_choices, workspace_id, after=after, limit=limit)
 
     async def history(
-        self, workspace_id: str | None, user_id: str | None, *, after: str | None, limit: int
+        self,
+        workspace_id: str | None,
+        user_id: str | None,
+        *,
+        since: int = 0,
+        after: str | None,
+        limit: int,
     ) -> Page[SubscriptionRecord]:
         return await self._page(
-            subscriptions.history, workspace_id, user_id, after=after, limit=limit
+            subscriptions.history, workspace_id, user_id, since, after=after, limit=limit
         )
+
+    # ---------------------------------------------------------------------- suppressions
+    async def suppress(self, suppressions: Sequence[Suppression]) -> None:
+        if suppressions:
+            await self._writer.call(operations.SUPPRESS, list(suppressions))
+
+    async def suppressions(
+        self, workspace_id: str, addresses: Collection[tuple[str, str]]
+    ) -> Sequence[Suppression]:
+        return await self._read(suppressions.find, workspace_id, list(addresses))
+
+    async def scan_suppressions(
+        self, workspace_id: str | None, *, after: str | None, limit: int
+    ) -> Page[Suppression]:
+        return await self._page(suppressions.scan, workspace_id, after=after, limit=limit)
 
     # ---------------------------------------------------------------------- dead letters
     async def put(self, letters: Sequence[DeadLetter]) -> int:

@@ -481,7 +481,9 @@ async def test_a_storage_that_does_not_answer_is_unavailable() -> None:
 async def test_a_storage_without_profiles_finds_users_only_by_id() -> None:
     class WithoutProfiles(MemoryEvents, MemorySubscriptions): ...
 
-    service = Subscriptions([ACME], WithoutProfiles(), clock=lambda: NOW, timeout=5)
+    service = Subscriptions(
+        [ACME], WithoutProfiles(), clock=lambda: NOW, timeout=5, resubscriptions=50
+    )
     assert (await service.change(body(userId="u-1")))["news"] is False
     with pytest.raises(ApiError):
         await service.change(body())

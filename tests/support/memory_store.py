@@ -130,6 +130,7 @@ class MemoryStore(
     MemoryEvents,
     MemoryProfiles,
     MemorySubscriptions,
+    memory_store.MemorySuppressions,
     MemoryDeadLetters,
     memory_store.MemoryRecords,
     memory_store.MemoryCounts,

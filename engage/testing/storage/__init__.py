@@ -10,6 +10,7 @@
 ``visitors.py``       the tests of visitors, and of people merged from them
 ``identifiers.py``    the tests of users that are looked up by an identifier
 ``subscriptions.py``  the tests of subscription choices
+``suppressions.py``   the tests of suppressed addresses
 ``dead_letters.py``   the tests of dead letters
 ``records.py``        the tests of records
 ``counts.py``         the tests of counters

@@ -20,12 +20,14 @@ from engage.api import (
     Status,
     StorageUnavailable,
     SubscriptionStore,
+    SuppressionStore,
 )
 
 from ..factories import TIME, WORKSPACE, count, event, identify, ids, letter, record, store_all
 from ..harness import Call, eventually, may_fail, must_fail
 from .harness import Bench, on_store
 from .subscriptions import change
+from .suppressions import suppression
 
 
 class FailureTests:
@@ -75,6 +77,12 @@ class FailureTests:
                 lambda: store.state(WORKSPACE, "u"),
                 lambda: store.scan_subscriptions(None, after=None, limit=1),
                 lambda: store.history(None, None, after=None, limit=1),
+            ]
+        if isinstance(store, SuppressionStore):
+            writing.append(lambda: store.suppress([suppression()]))
+            reading += [
+                lambda: store.suppressions(WORKSPACE, [("email", "a@b.c")]),
+                lambda: store.scan_suppressions(None, after=None, limit=1),
             ]
         if isinstance(store, DeadLetterStore):
             writing += [

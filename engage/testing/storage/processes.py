@@ -21,14 +21,16 @@ from engage.api import (
     RecordStore,
     Status,
     SubscriptionStore,
+    SuppressionStore,
 )
 
-from ..factories import TIME, WORKSPACE, count, event, identify, ids, letter, record
+from ..factories import TIME, WORKSPACE, all_pages, count, event, identify, ids, letter, record
 from ..harness import find_factory
 from ..processes import print_line, run_children
 from .counts import sums
 from .harness import Bench, must_sync, on_store
-from .subscriptions import change
+from .subscriptions import change, unproven
+from .suppressions import suppression
 from .visitors import arrive, history, people_in, people_of
 
 #: The code of a child process, which reads its job from standard input.
@@ -161,12 +163,49 @@ class ProcessTests:
         await must_sync(lambda: store.write([event("m")]))
         if isinstance(store, SubscriptionStore):
             await must_sync(lambda: store.apply(change("c", g=True)))
+        if isinstance(store, SuppressionStore):
+            await must_sync(lambda: store.suppress([suppression()]))
         if isinstance(store, DeadLetterStore):
             await must_sync(lambda: store.keep([letter("l")]))
         if isinstance(store, RecordStore):
             await must_sync(lambda: store.put_record(record("r")))
         if isinstance(store, CountStore):
             await must_sync(lambda: store.put_counts([count(1)]))
+
+    @on_store
+    async def test_each_choice_has_its_record_when_several_processes_write(
+        self, bench: Bench
+    ) -> None:
+        bench.require("several-processes")
+        bench.require("atomic-updates")
+        store = await bench.open_as(SubscriptionStore)
+        jobs = [{"kind": "choices", "count": 60, "name": name} for name in "ab"]
+        async with _children(bench, *jobs) as children:
+            reports = await asyncio.gather(*(_lines(one) for one in children))
+        assert [len(lines) for lines in reports] == [61, 61]
+        await _check_choices(store, {name for lines in reports for name in lines[:-1]})
+
+    @on_store
+    async def test_each_choice_has_its_record_after_a_process_is_killed(self, bench: Bench) -> None:
+        """One process is killed at any moment, while another one changes the same choices."""
+        bench.require("several-processes")
+        bench.require("atomic-updates")
+        bench.require("durable")
+        await bench.open_as(SubscriptionStore)
+        chance, acknowledged = random.Random(26), set[str]()
+        for turn in range(4):
+            jobs = [{"kind": "choices", "count": n, "name": f"{turn}{n}"} for n in (10**6, 30)]
+            async with _children(bench, *jobs) as (one, other):
+                assert one.stdout is not None
+                lines = [(await one.stdout.readline()).decode() for _ in range(15)]
+                await asyncio.sleep(chance.random() / 50)
+                one.kill()
+                lines += (await one.stdout.read()).decode().splitlines(keepends=True)
+                await one.wait()
+                acknowledged.update(line.strip() for line in lines if line.endswith("\n"))
+                acknowledged.update((await _lines(other))[:-1])
+            # As the process that a server starts instead of a killed one.
+            await _check_choices(await bench.open_as(SubscriptionStore), acknowledged)
 
     @on_store
     async def test_one_process_writes_each_version_of_a_record(self, bench: Bench) -> None:
@@ -222,6 +261,20 @@ class ProcessTests:
                 own, shared = await sums(counts)
                 assert last <= own.total <= last + 1
                 assert last <= shared.total <= last + 1
+
+
+async def _check_choices(store: Any, acknowledged: set[str]) -> None:
+    """Check that each choice is that of its last record, and that no record is missing."""
+    assert await unproven(store) == []
+    before: dict[str, bool] = {}
+    names = set()
+    for one in await all_pages(store.history, WORKSPACE, None, limit=1000):
+        assert one.before is before.get(one.group_id)
+        assert one.after is not one.before
+        before[one.group_id] = one.after
+        if one.group_id != "shared":
+            names.add(one.change_id)
+    assert acknowledged <= names
 
 
 def _numbered_event(name: str, number: int) -> Event:
@@ -294,6 +347,12 @@ async def _work(job: dict[str, Any]) -> None:
             await arrive(store, events[job["share"] :: 4], [len(names)] * len(events))
         elif job["kind"] == "records":
             await _count_in_a_record(store, job)
+        elif job["kind"] == "choices":
+            for number in range(job["count"]):
+                # One group that only this child changes, and one that all of them change.
+                choices = {job["name"]: number % 2 == 0, "shared": number % 3 == 0}
+                await store.apply(change(f"{job['name']}-{number}", at=number, **choices))
+                print_line(f"{job['name']}-{number}")
         elif job["kind"] == "counts":
             for number in range(1, job["count"] + 1):
                 own = count(number, process=job["name"], labels=("own",))

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+from collections.abc import Mapping
 from typing import Any
 
 from engage.api import ProfileStore, SubscriptionChange, SubscriptionStore
@@ -19,6 +21,7 @@ def change(
     workspace: str = WORKSPACE,
     at: int = 0,
     dated: bool = False,
+    source: Mapping[str, str] | None = None,
     **choices: bool,
 ) -> SubscriptionChange:
     """Return a change of subscriptions.
@@ -26,6 +29,7 @@ def change(
     :param name: the id.
     :param at: milliseconds after :data:`TIME`.
     :param dated: see :attr:`SubscriptionChange.dated`.
+    :param source: other fields, such as ``how`` and ``secret``.
     :param choices: group id → subscribed.
     """
     return SubscriptionChange(
@@ -34,9 +38,22 @@ def change(
         user_id=user_id,
         choices=choices,
         at=TIME + at,
-        how="api",
         dated=dated,
+        **{"how": "api", **(source or {})},
     )
+
+
+async def unproven(store: Any) -> list[Any]:
+    """Return the choices that are not those of the last record of their id and group."""
+    last = {
+        (one.workspace_id, one.user_id, one.group_id): one.after
+        for one in await all_pages(store.history, None, None)
+    }
+    return [
+        one
+        for one in await all_pages(store.scan_subscriptions, None)
+        if last.get((one.workspace_id, one.user_id, one.group_id)) is not one.subscribed
+    ]
 
 
 def _summary(record: Any) -> tuple[Any, ...]:
@@ -149,6 +166,35 @@ class SubscriptionTests:
         }
         assert len(await all_pages(store.history, None, None)) == 60
 
+    @on_open(SubscriptionStore)
+    async def test_a_record_says_from_where_the_change_came(self, store: Any) -> None:
+        sources = [
+            {},
+            {"how": "one-click", "secret": "0a1b2c3d", "user_agent": "Mozilla/5.0 " + "\xe9" * 244},
+            {"how": "webhook:sendgrid", "address": "2001:db8::1"},
+            {"how": "page", "secret": "0a1b2c3d", "user_agent": "\0 '$x", "address": "192.0.2.1"},
+        ]
+        for number, source in enumerate(sources):
+            await store.apply(change(str(number), at=number, source=source, a=bool(number % 2)))
+        await store.apply(change("idle", at=9, source={"how": "page"}, a=True))
+        names = ("how", "secret", "user_agent", "address")
+        expected = [{**dict.fromkeys(names, ""), "how": "api", **source} for source in sources]
+        records = await all_pages(store.history, WORKSPACE, "u", limit=1)
+        assert [{name: getattr(one, name) for name in names} for one in records] == expected
+
+    @on_open(SubscriptionStore)
+    async def test_the_history_begins_at_a_time(self, store: Any) -> None:
+        for number in range(12):
+            who = f"u{number % 2}"
+            await store.apply(change(str(number), user_id=who, at=number, a=number % 4 < 2))
+        for limit in (1, 100):
+            for user in ("u1", None):
+                whole = await all_pages(store.history, WORKSPACE, user)
+                read = functools.partial(store.history, WORKSPACE, user, since=TIME + 5)
+                found = await all_pages(read, limit=limit)
+                assert found == [one for one in whole if one.at >= TIME + 5]
+                assert len(found) == (7 if user is None else 4)
+
     @on_store
     async def test_one_change_from_concurrent_calls_is_applied_once(self, bench: Bench) -> None:
         stores = [await bench.open_as(SubscriptionStore)]
@@ -175,6 +221,7 @@ class SubscriptionTests:
             assert one.after is not value
             value = one.after
         assert dict(await store.state(WORKSPACE, "u")) == {"a": value}
+        assert await unproven(store) == []
 
     @on_open(SubscriptionStore)
     async def test_a_change_makes_the_user_exist(self, store: Any) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from engage.api import (
 
 from ..factories import TIME, WORKSPACE, all_pages, event, identify, profile_of, store_all
 from .harness import Bench, on_open, on_store
-from .subscriptions import change
+from .subscriptions import change, unproven
 
 
 def visit(message_id: str, anonymous_id: str, at: int = 0, **fields: Any) -> Event:
@@ -343,13 +344,13 @@ class VisitorTests:
         }
         assert await read() == mine
         assert await read(None) == mine | {("u", None, "news", True, 1)}
-        # An older choice that is dated does not become the person's, and has no record.
+        # An older choice that is dated does not become the person's. It has a record if it is kept.
         await store.apply(change("e", user_id="u", at=5, dated=True, news=True))
         await store.apply(change("f", user_id="v", at=4, dated=True, ads=False))
         mine.add(("u", "v", "ads", True, 5))
         assert await read() == mine
         records = {one.change_id for one in await all_pages(store.history, WORKSPACE, None)}
-        assert records == {"a", "b", "c"}
+        assert records == {"a", "b", "c", "f"}
         # An operator undoes the link: each has its own choices.
         await store_all(store, decision("5", "u", "v", linked=False))
         assert await read() == {
@@ -359,6 +360,32 @@ class VisitorTests:
             (None, "v", "ads", False, 4),
             (None, "w", "news", True, 7),
         }
+
+    @on_open(SubscriptionStore)
+    async def test_each_choice_is_that_of_its_last_record(self, store: Any) -> None:
+        """Whatever ids a person has: the proof of a choice stays when they are separated."""
+        has_visitors = ProfileStore in type(store).__mro__
+        if has_visitors:
+            await store_all(store, identify("1", "u", anonymous_id="v"), visit("2", "v"))
+        chance = random.Random(26)
+        for number in range(120):
+            await store.apply(
+                change(
+                    f"c{number % 100}",
+                    user_id=chance.choice("uuvvw"),
+                    at=chance.randrange(100),
+                    dated=chance.random() < 0.3,
+                    **{group: chance.random() < 0.5 for group in chance.sample("abc", 2)},
+                )
+            )
+            assert await unproven(store) == []
+        assert len(await all_pages(store.scan_subscriptions, None)) == 9
+        if has_visitors:
+            await store_all(store, decision("3", "u", "v", linked=False))
+            last = {
+                one.group_id: one.after for one in await all_pages(store.history, WORKSPACE, "v")
+            }
+            assert dict(await store.state(WORKSPACE, "v")) == last
 
     @on_open(SubscriptionStore)
     async def test_a_choice_makes_a_user_exist_if_there_is_no_visitor(self, store: Any) -> None:

@@ -22,9 +22,13 @@ from .people import person_of
 #: Changes without effect that are remembered of one user.
 MAX_IDLE: Final = 16
 
+_RECORD: Final = (
+    "change_id, workspace, user_id, group_id, before, after, at, how, secret, user_agent, address"
+)
+
 
 def apply(db: sqlite3.Connection, change: SubscriptionChange) -> dict[str, bool]:
-    """Apply a change, once for each id; it has a record if it changes the person's choice.
+    """Apply a change, once for each id; see :meth:`SubscriptionStore.apply`.
 
     :return: all choices of the person.
     """
@@ -40,47 +44,54 @@ def apply(db: sqlite3.Connection, change: SubscriptionChange) -> dict[str, bool]
         "chosen_last = max(ifnull(chosen_last, ?4), ?4)",
         (change.workspace_id, USER, change.user_id, change.at),
     )
+    kept = {
+        group: (bool(subscribed), at)
+        for group, subscribed, at in db.execute(
+            "SELECT group_id, subscribed, updated_at FROM choices "
+            "WHERE workspace = ? AND user_id = ?",
+            (change.workspace_id, change.user_id),
+        )
+    }
+    choices = {
+        group: wanted
+        for group, wanted in change.choices.items()
+        if not (change.dated and group in kept and kept[group][1] >= change.at)
+    }
     before = state(db, change.workspace_id, change.user_id)
     insert(
         db,
         "INSERT INTO choices (workspace, user_id, group_id, subscribed, updated_at, change_id)",
         [
             (change.workspace_id, change.user_id, group, wanted, change.at, change.id)
-            for group, wanted in change.choices.items()
+            for group, wanted in choices.items()
         ],
         "ON CONFLICT (workspace, user_id, group_id) DO UPDATE SET "
         "subscribed = excluded.subscribed, change_id = excluded.change_id, "
-        "updated_at = max(excluded.updated_at, updated_at + 1)"
-        + (" WHERE excluded.updated_at > updated_at" if change.dated else ""),
+        "updated_at = max(excluded.updated_at, updated_at + 1)",
     )
-    after = state(db, change.workspace_id, change.user_id)
-    changed = [
-        (group, wanted)
-        for group, wanted in change.choices.items()
-        if before.get(group) is not wanted and not (change.dated and after[group] is not wanted)
+    rows = [
+        (
+            change.id,
+            change.workspace_id,
+            change.user_id,
+            group,
+            before.get(group),
+            wanted,
+            change.at,
+            change.how,
+            change.secret,
+            change.user_agent,
+            change.address,
+        )
+        for group, wanted in choices.items()
+        if group not in kept or kept[group][0] is not wanted or before.get(group) is not wanted
     ]
-    if not changed:
+    if rows:
+        db.execute("INSERT INTO changes (key) VALUES (?)", (key,))
+    else:
         idle.add(key)
-        return after
-    db.execute("INSERT INTO changes (key) VALUES (?)", (key,))
-    insert(
-        db,
-        "INSERT INTO history (change_id, workspace, user_id, group_id, before, after, at, how)",
-        [
-            (
-                change.id,
-                change.workspace_id,
-                change.user_id,
-                group,
-                before.get(group),
-                wanted,
-                change.at,
-                change.how,
-            )
-            for group, wanted in changed
-        ],
-    )
-    return after
+    insert(db, f"INSERT INTO history ({_RECORD})", rows)
+    return state(db, change.workspace_id, change.user_id)
 
 
 class _IdleChanges:
@@ -192,26 +203,35 @@ def history(
     db: sqlite3.Connection,
     workspace_id: str | None,
     user_id: str | None,
+    since: int,
     after: int | None,
     limit: int,
 ) -> tuple[list[SubscriptionRecord], int | None]:
     """Return a page of audit records in the order in which they were written, and its cursor."""
-    window = Window(db, "history", "seq", after)
-    conditions = ""
+    # Only a user's own rows are examined for a user.
+    is_indexed = workspace_id is not None and user_id is not None
+    window = Window(db, "history", "seq", after, bounded=not is_indexed)
+    conditions = " AND at >= :since" if since else ""
     if workspace_id is not None:
         conditions += " AND workspace = :workspace"
     if user_id is not None:
         conditions += " AND user_id = :user"
     rows = db.execute(
-        "SELECT seq, change_id, workspace, user_id, group_id, before, after, at, how FROM history "
+        f"SELECT seq, {_RECORD} FROM history "
         f"WHERE seq > :after AND seq <= :last {conditions} ORDER BY seq",
-        {"after": window.after, "last": window.last, "workspace": workspace_id, "user": user_id},
+        {
+            "after": window.after,
+            "last": window.last,
+            "workspace": workspace_id,
+            "user": user_id,
+            "since": since,
+        },
     )
     return window.page(rows, _record, limit)
 
 
 def _record(row: Any) -> tuple[SubscriptionRecord, int]:
-    _, change, workspace, user, group, before, after, at, how = row
+    _, change, workspace, user, group, before, after, at, how, secret, user_agent, address = row
     return (
         SubscriptionRecord(
             change_id=change,
@@ -222,6 +242,9 @@ def _record(row: Any) -> tuple[SubscriptionRecord, int]:
             after=bool(after),
             at=at,
             how=how,
+            secret=secret,
+            user_agent=user_agent,
+            address=address,
         ),
-        len(user),
+        len(user) + len(user_agent),
     )

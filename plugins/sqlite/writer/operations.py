@@ -14,7 +14,16 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from engage.api import Count, DeadLetter, Event, Outcome, Record, Status, SubscriptionChange
+from engage.api import (
+    Count,
+    DeadLetter,
+    Event,
+    Outcome,
+    Record,
+    Status,
+    SubscriptionChange,
+    Suppression,
+)
 
 from ..tables.events import STORED
 
@@ -63,6 +72,7 @@ DELETE_VISITORS: Final[Operation[int]] = _operation("delete_visitors", tuple[lis
 APPLY_ALL: Final[Operation[list[dict[str, bool]]]] = _operation(
     "apply_all", tuple[list[SubscriptionChange]], list[dict[str, bool]]
 )
+SUPPRESS: Final[Operation[None]] = _operation("suppress", tuple[list[Suppression]], None)
 KEEP: Final[Operation[list[bool]]] = _operation("keep", tuple[list[DeadLetter]], list[bool])
 REMOVE: Final[Operation[int]] = _operation("remove", tuple[str, list[str]], int)
 EXPIRE_DEAD_LETTERS: Final[Operation[int]] = _operation("expire_dead_letters", tuple[int, int], int)

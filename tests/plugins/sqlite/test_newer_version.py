@@ -28,6 +28,7 @@ from engage.api import (
 )
 from engage.testing import event
 from engage.testing.factories import TIME, count, ids, letter, record, store_all
+from engage.testing.storage.suppressions import suppression
 from engage_plugins.sqlite import schema
 from engage_plugins.sqlite.connection import key_of
 from engage_plugins.sqlite.engine import Engine
@@ -87,6 +88,7 @@ CALLS: dict[str, Callable[[Engine], object]] = {
     "find": lambda engine: engine.find("acme", "api", "1"),
     "expire": lambda engine: engine.expire(TIME + 9, 9, True),
     "apply_all": lambda engine: engine.apply_all([CHANGE]),
+    "suppress": lambda engine: engine.suppress([suppression()]),
     "delete_visitors": lambda engine: engine.delete_visitors([1], TIME),
     "keep": lambda engine: engine.keep([letter("l")]),
     "remove": lambda engine: engine.remove("acme", ["l"]),

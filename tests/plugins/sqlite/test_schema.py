@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The version of the tables: a made-up version 2, stores of version 1, and of before visitors.
+"""The version of the tables: a made-up next version, and stores of earlier checkouts.
 
 ``test_newer_version.py`` is about a store that a newer version takes over while it is open.
 """
@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sqlite3
 from pathlib import Path
 
@@ -14,7 +15,8 @@ import pytest
 
 from engage.api import ENGAGE_VERSION, StorageIncompatible, SubscriptionChange
 from engage.testing import WORKSPACE, event, identify
-from engage.testing.factories import TIME, profile_of, store_all
+from engage.testing.factories import TIME, all_pages, profile_of, store_all
+from engage.testing.storage.suppressions import suppression
 from engage.testing.storage.visitors import visit
 from engage_plugins.sqlite import schema
 from engage_plugins.sqlite.engine import Engine
@@ -32,10 +34,14 @@ def content(path: Path) -> list[str]:
         return list(db.iterdump())
 
 
-def become_version_2(monkeypatch: pytest.MonkeyPatch, *statements: str) -> None:
+NOW = schema.VERSION
+NEXT = schema.VERSION + 1
+
+
+def become_next(monkeypatch: pytest.MonkeyPatch, *statements: str) -> None:
     """Let this process be of a version that adds to the tables."""
-    monkeypatch.setattr(schema, "VERSION", 2)
-    monkeypatch.setattr(schema, "MIGRATIONS", {2: statements})
+    monkeypatch.setattr(schema, "VERSION", NEXT)
+    monkeypatch.setattr(schema, "MIGRATIONS", {NEXT: statements})
     monkeypatch.setattr(schema, "ENGAGE_VERSION", "9.0.0")
 
 
@@ -45,8 +51,8 @@ def made_by(db: sqlite3.Connection) -> object:
 
 
 @pytest.fixture
-def version_1(path: Path) -> Path:
-    """A store of version 1."""
+def present(path: Path) -> Path:
+    """A store of this version."""
     engine = opened(path)
     write_all(engine, range(5))
     engine.close()
@@ -54,71 +60,74 @@ def version_1(path: Path) -> Path:
 
 
 def test_a_server_takes_an_earlier_store_over(
-    version_1: Path, monkeypatch: pytest.MonkeyPatch
+    present: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    become_version_2(monkeypatch, ADD_A_TABLE)
+    become_next(monkeypatch, ADD_A_TABLE)
     for _ in range(2):
-        engine = opened(version_1)
+        engine = opened(present)
         assert are_duplicates(engine, range(5))
         engine.close()
-    with contextlib.closing(sqlite3.connect(version_1)) as db:
-        assert schema.version_of(db) == 2
+    with contextlib.closing(sqlite3.connect(present)) as db:
+        assert schema.version_of(db) == NEXT
         assert db.execute("SELECT * FROM added").fetchall() == []
         assert made_by(db) == "9.0.0"
-    # Version 1 can read what version 2 writes.
+    # This version can read what the next one writes.
     monkeypatch.undo()
-    engine = opened(version_1)
+    engine = opened(present)
     assert are_duplicates(engine, range(5))
     engine.close()
 
 
 def test_the_store_names_the_engage_that_a_newer_store_needs(
-    version_1: Path, monkeypatch: pytest.MonkeyPatch
+    present: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with contextlib.closing(sqlite3.connect(version_1)) as db, db:
+    with contextlib.closing(sqlite3.connect(present)) as db, db:
         assert made_by(db) == ENGAGE_VERSION
         # Checkouts that were before this name wrote none.
         db.execute("DELETE FROM store WHERE name = 'engage'")
-    become_version_2(monkeypatch, ADD_A_TABLE)
-    monkeypatch.setattr(schema, "MIN_READER", 2)
-    opened(version_1).close()
+    become_next(monkeypatch, ADD_A_TABLE)
+    monkeypatch.setattr(schema, "MIN_READER", NEXT)
+    opened(present).close()
     monkeypatch.undo()
     for expected in ("use engage 9.0.0 or newer", "use that version of engage or newer"):
-        with pytest.raises(StorageIncompatible, match=f"store version 2, .*: {expected}"):
-            opened(version_1)
-        with contextlib.closing(sqlite3.connect(version_1)) as db, db:
+        with pytest.raises(StorageIncompatible, match=f"store version {NEXT}, .*: {expected}"):
+            opened(present)
+        with contextlib.closing(sqlite3.connect(present)) as db, db:
             db.execute("DELETE FROM store WHERE name = 'engage'")
 
 
-def test_a_command_refuses_an_earlier_store(
-    version_1: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    become_version_2(monkeypatch, ADD_A_TABLE)
-    before = content(version_1)
-    reason = "earlier version of engage .store version 1; .*`engage serve` once"
+def test_a_command_refuses_an_earlier_store(present: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    become_next(monkeypatch, ADD_A_TABLE)
+    before = content(present)
+    reason = f"earlier version of engage .store version {NOW}; .*`engage serve` once"
     with pytest.raises(StorageIncompatible, match=reason):
-        Reader(settings(version_1)).open()
+        Reader(settings(present)).open()
     with pytest.raises(StorageIncompatible, match=reason):
-        Engine(settings(version_1)).open(False, False)
-    assert content(version_1) == before
+        Engine(settings(present)).open(False, False)
+    assert content(present) == before
 
 
 def test_a_migration_that_fails_has_no_effect(
-    version_1: Path, monkeypatch: pytest.MonkeyPatch
+    present: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    become_version_2(monkeypatch, ADD_A_TABLE, "CREATE TABLE events (name TEXT)")
-    before = content(version_1)
+    become_next(monkeypatch, ADD_A_TABLE, "CREATE TABLE events (name TEXT)")
+    before = content(present)
     with (
         pytest.raises(sqlite3.OperationalError),
-        contextlib.closing(sqlite3.connect(version_1, isolation_level=None)) as db,
+        contextlib.closing(sqlite3.connect(present, isolation_level=None)) as db,
     ):
         schema.migrate(db)
-    assert content(version_1) == before
+    assert content(present) == before
 
 
-# -------------------------------------------------------------------------------- before visitors
-#: Make the tables of a checkout from before visitors, which also had version 1.
-WITHOUT_VISITORS = """
+# ------------------------------------------------------------------------------- earlier checkouts
+#: Make the tables of a checkout from before suppressed addresses and the provenance of choices.
+WITHOUT_SUPPRESSIONS = """
+DROP TABLE suppressions; ALTER TABLE history DROP COLUMN secret;
+ALTER TABLE history DROP COLUMN user_agent; ALTER TABLE history DROP COLUMN address;
+"""
+#: Make those of a checkout from before visitors.
+WITHOUT_VISITORS = f"""{WITHOUT_SUPPRESSIONS}
 DROP TABLE visitor_totals; DROP INDEX links_first; DROP INDEX identifiers_kind;
 ALTER TABLE profiles DROP COLUMN chosen_first; ALTER TABLE profiles DROP COLUMN chosen_last;
 ALTER TABLE profiles DROP COLUMN changed_at; ALTER TABLE links DROP COLUMN workspace;
@@ -140,6 +149,37 @@ def tables(path: Path) -> set[tuple[str, ...]]:
             "JOIN pragma_table_info(m.name) c WHERE m.type = 'table'"
         ).fetchall()
         return {*columns, *db.execute("SELECT sql FROM sqlite_master WHERE type = 'index'")}
+
+
+async def test_a_store_from_before_suppressions_is_brought_up_to_date(
+    store: SqliteStorage, tmp_path: Path, path: Path
+) -> None:
+    first = SubscriptionChange(
+        id="1", workspace_id=WORKSPACE, user_id="u", choices={"news": True}, at=TIME, how="api"
+    )
+    await store.apply(first)
+    await store.close()
+    new = tables(path)
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.executescript(WITHOUT_SUPPRESSIONS)
+    before = content(path)
+    again = make(tmp_path)
+    with pytest.raises(StorageIncompatible, match="start `engage serve` once"):
+        await again.open(create=False)
+    assert content(path) == before
+    await again.open(create=True)
+    assert tables(path) == new
+    await again.apply(
+        dataclasses.replace(first, id="2", choices={"news": False}, secret="0a1b2c3d")
+    )
+    records = await all_pages(again.history, WORKSPACE, "u")
+    assert [(one.change_id, one.secret, one.address) for one in records] == [
+        ("1", "", ""),
+        ("2", "0a1b2c3d", ""),
+    ]
+    await again.suppress([suppression()])
+    assert len(await again.suppressions(WORKSPACE, [("email", "a@b.c")])) == 1
+    await again.close()
 
 
 async def test_a_store_from_before_visitors_is_brought_up_to_date(
