@@ -14,7 +14,7 @@ import itertools
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -205,6 +205,19 @@ def _shared_secrets(config: Config) -> list[str]:
     return _duplicates(itertools.chain(signing, identities), "secret")
 
 
+def _urls(config: Config) -> Iterator[tuple[str, str | None]]:
+    """Yield the key of each URL, and the URL if it is set."""
+    yield "server.public_url", config.server.public_url
+    if config.console is not None:
+        yield "console.public_url", config.console.public_url
+    for w, workspace in enumerate(config.workspaces):
+        for name in ("imprint", "privacy"):
+            key = f"workspaces[{w}].preferences_page.{name}"
+            yield key, getattr(workspace.preferences_page, name)
+    for n, origin in enumerate(config.cors.origins):
+        yield f"cors.origins[{n}]", origin
+
+
 def _contradictions(config: Config) -> list[str]:
     """Return the problems that a JSON Schema cannot express."""
     found = _duplicates(
@@ -244,15 +257,15 @@ def _contradictions(config: Config) -> list[str]:
             ((f"workspaces[{w}].subscription_secret[{s}]", secret) for s, secret in secrets),
             "secret",
         )
-        page = workspace.preferences_page
-        if (ratio := contrast(page.color, "#ffffff")) < READABLE:
-            found.append(
-                f"workspaces[{w}].preferences_page.color: its contrast to white is {ratio:.2f}:1;"
-                f" use a darker colour, of at least {READABLE}:1"
-            )
         if workspace.verify_identity == "required" and not workspace.identity_secrets:
             found.append(f"workspaces[{w}].identity_secret: is missing; verify_identity needs it")
     found += _shared_secrets(config)
+    found += [
+        f"workspaces[{w}].preferences_page.color: its contrast to white is {ratio:.2f}:1;"
+        f" use a darker colour, of at least {READABLE}:1"
+        for w, workspace in enumerate(config.workspaces)
+        if (ratio := contrast(workspace.preferences_page.color, "#ffffff")) < READABLE
+    ]
     server = config.server
     if server.shutdown_delay >= server.shutdown_grace:
         found.append(
@@ -267,16 +280,7 @@ def _contradictions(config: Config) -> list[str]:
                 f"server.trusted_proxies[{number}]: must be an IP address or a network, such as"
                 " 10.0.0.0/8"
             )
-    urls = [("server.public_url", server.public_url)]
-    if config.console is not None:
-        urls.append(("console.public_url", config.console.public_url))
-    urls += [
-        (f"workspaces[{w}].preferences_page.{name}", getattr(workspace.preferences_page, name))
-        for w, workspace in enumerate(config.workspaces)
-        for name in ("imprint", "privacy")
-    ]
-    urls += [(f"cors.origins[{n}]", origin) for n, origin in enumerate(config.cors.origins)]
-    found += [f"{key}: {_NO_PORT}" for key, url in urls if url is not None and _no_port(url)]
+    found += [f"{key}: {_NO_PORT}" for key, url in _urls(config) if url and _no_port(url)]
     limits = config.limits
     for small, large in (
         ("event_bytes", "decompressed_bytes"),

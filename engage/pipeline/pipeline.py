@@ -18,6 +18,7 @@ import orjson
 from engage.api import Status, Suppression
 from engage.errors import ApiError, Limit, from_problems, invalid_link, overloaded
 from engage.keys.auth import KEYLESS_BODY, Authenticator, Principal
+from engage.keys.links import Person
 from engage.keys.rules import WITHOUT_LETTER
 from engage.pipeline.admission import BRIEF_BODY, LARGE_BODY, SUBSCRIPTIONS_SHARE, Admitted
 from engage.pipeline.clock import Clock
@@ -38,7 +39,7 @@ from engage.pipeline.results import (
     all_invalid,
     outcome_of,
 )
-from engage.pipeline.subscriptions import API, Person, Source, Subscriptions, body_of_form
+from engage.pipeline.subscriptions import API, Source, Subscriptions, body_of_form
 from engage.pipeline.validate import Schemas
 
 if TYPE_CHECKING:
@@ -258,12 +259,12 @@ class Pipeline:
         """Verify a signed link.
 
         :param link: the fields of a change that are signed.
-        :raises ApiError: as :meth:`engage.pipeline.subscriptions.Subscriptions.person`.
+        :raises ApiError: as :meth:`engage.keys.links.Links.person`.
         """
         body = {**link, "changes": {}}
         if not self._schemas.is_valid("subscriptions", body):
             raise invalid_link()
-        return await self._subscriptions.person(body)
+        return await self._subscriptions.links.person(body)
 
     async def choose(
         self, person: Person, changes: Mapping[str, bool], source: Source

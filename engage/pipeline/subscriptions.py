@@ -1,19 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes a user's subscription choices, authorised by a hash instead of a write key.
-
-A write key is public, so it must not permit changing a user's choices. The hash proves that the
-workspace's owner made the link. Its form is Dittofeed's: the hex HMAC-SHA256 of the compact JSON of
-user id, workspace id, identifier and identifier key, keyed with the workspace's
-``subscription_secret``. A link that expires also signs when.
-"""
+"""Reads and changes a user's subscription choices, authorised by a signed link."""
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import functools
-import hashlib
-import hmac
 import re
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -24,7 +15,6 @@ import orjson
 from engage.api import (
     DAY_MS,
     EventStore,
-    Page,
     PayloadInvalid,
     ProfileStore,
     SubscriptionChange,
@@ -41,10 +31,10 @@ from engage.errors import (
     from_problems,
     invalid_link,
     link_expired,
-    overloaded,
     pointer,
     quote,
 )
+from engage.keys.links import STEP, Links, Person
 from engage.pipeline.ids import uuid7
 from engage.pipeline.normalise import parse_field
 from engage.upkeep.export import all_pages
@@ -58,22 +48,14 @@ __all__ = [
     "API",
     "CHANGE_EVENT",
     "CHOICES",
-    "Person",
     "Source",
     "Subscriptions",
     "body_of_form",
-    "subscription_hash",
 ]
 
 #: The event with which clients of Dittofeed change a choice. Here it changes none, because anyone
 #: can send it: a write key is public.
 CHANGE_EVENT: Final = "DFSubscriptionChange"
-
-#: Users with the same identifier value that are read and compared at once, between other work of
-#: the event loop (about 3 ms for each secret).
-STEP: Final = 500
-#: Seconds after which a search that has not compared all users ends with 503.
-SEARCH_SECONDS: Final = 60.0
 
 #: Characters of a ``User-Agent`` that are kept: those of browsers have at most about 200.
 _USER_AGENT: Final = 256
@@ -85,9 +67,6 @@ CHOICES: Final[Mapping[str, bool]] = {"true": True, "1": True, "false": False, "
 
 #: Trait → the channel whose addresses it has.
 _CHANNELS: Final[Mapping[str, str]] = {"email": "email", "phone": "sms"}
-
-#: Workspace, identifier key, identifier and expiry, as they were sent.
-_Form = tuple[str, str, str, int | None]
 
 #: Namespace of the ids of changes.
 _CHANGE_NAMESPACE: Final = uuid.UUID("2f7a1c55-94c1-5c6e-8f0a-6f4b4a1f9e02")
@@ -106,49 +85,6 @@ class Source:
 
 #: A request of which nothing else is known.
 API: Final = Source(how="api")
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Person:
-    """The person for whom a link was signed."""
-
-    workspace: Workspace
-    #: The id in the signature, which may be a visitor's.
-    user_id: str
-    #: See :attr:`engage.api.SubscriptionChange.secret`.
-    secret: str
-    #: Whether the link only unsubscribes any more.
-    expired: bool
-    #: The identifier in the signature, and its kind.
-    identifier: str
-    identifier_key: str
-
-
-def subscription_hash(
-    secret: str,
-    *,
-    user_id: str,
-    workspace_id: str,
-    identifier: str,
-    identifier_key: str,
-    expires: int | None = None,
-) -> str:
-    """Return the hash that a link to the preferences page must contain.
-
-    :param secret: a ``subscription_secret`` of the workspace.
-    :param identifier: the value that identifies the user, such as an e-mail address.
-    :param identifier_key: ``id``, or the trait that has the value, such as ``email``.
-    :param expires: when the link expires, in seconds since 1970 UTC; ``None``: never.
-    """
-    members: dict[str, str | int] = {
-        "u": user_id,
-        "w": workspace_id,
-        "i": identifier,
-        "k": identifier_key,
-    }
-    if expires is not None:
-        members["e"] = expires
-    return hmac.new(secret.encode(), orjson.dumps(members), hashlib.sha256).hexdigest()
 
 
 def body_of_form(data: bytes) -> dict[str, Any]:
@@ -209,30 +145,25 @@ class Subscriptions:
         resubscriptions: int,
         catch_up: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        self._workspaces = {workspace.id: workspace for workspace in workspaces}
+        known = {workspace.id: workspace for workspace in workspaces}
+        #: Verifies the links.
+        self.links = Links(known, store, clock=clock, timeout=timeout, catch_up=catch_up)
         self._store = store
         self._clock = clock
         self._timeout = timeout
         self._resubscriptions = resubscriptions
-        self._catch_up = catch_up
-        #: The last search for each identifier, in the form in which it was sent.
-        self._searches: dict[_Form, _Search] = {}
-        #: Held by the search that reads and compares a page: one for identifiers in the form in
-        #: which users are looked up, and one for all others and for those with an expiry, of which
-        #: anyone can send any number.
-        self._turns = (asyncio.Lock(), asyncio.Lock())
 
     async def change(self, body: Mapping[str, Any], source: Source = API) -> Mapping[str, bool]:
         """Apply a change and return once it is durable.
 
         :param body: a body that is valid by the schema ``subscriptions``.
         :return: for every group of the workspace, whether the user is subscribed after the change.
-        :raises ApiError: as :meth:`person`; 403 ``link_expired`` if the change does more than to
-            unsubscribe; 400 ``unknown_subscription_group``; 429 ``rate_limited``: see
-            :meth:`apply`.
+        :raises ApiError: as :meth:`engage.keys.links.Links.person`; 403 ``link_expired`` if the
+            change does more than to unsubscribe; 400 ``unknown_subscription_group``; 429
+            ``rate_limited``: see :meth:`apply`.
         :raises StorageUnavailable: if the change may not be durable.
         """
-        person = await self.person(body)
+        person = await self.links.person(body)
         changes: Mapping[str, bool] = body["changes"]
         if person.expired and (not changes or any(changes.values())):
             raise link_expired()
@@ -240,38 +171,6 @@ class Subscriptions:
         _check_groups(person.workspace, places)
         state = await self.apply(person, changes, source, message_id=body.get("messageId"))
         return {group: state[group] for group in changes} if person.expired else state
-
-    async def person(self, body: Mapping[str, Any]) -> Person:
-        """Verify a link.
-
-        :param body: as for :meth:`change`; ``changes`` and ``messageId`` are not looked at.
-        :raises ApiError: 401 ``invalid_user_hash`` if any of the credentials is wrong; 503
-            ``overloaded`` if the hash could not be compared with all users in time, or if the user
-            may still be in the log.
-        :raises StorageUnavailable: if the user could not be looked up.
-        """
-        if type(body.get("userId")) is float:  # JSON Schema accepts 1.0 as an integer
-            raise from_problems([Problem("/userId", "must be a string or an integer")])
-        workspace = self._workspaces.get(body["workspaceId"])
-        user_id = await self._verify(workspace, body)
-        if (
-            user_id is None
-            and self._catch_up is not None
-            and _named(workspace, body)[1] is not None
-        ):
-            await self._catch_up()
-            user_id = await self._verify(workspace, body)
-        if workspace is None or user_id is None:
-            raise invalid_link()
-        expires = body.get("expires")
-        return Person(
-            workspace=workspace,
-            user_id=user_id,
-            secret=_secret_of(workspace, user_id, body),
-            expired=expires is not None and expires * 1000 <= self._clock(),
-            identifier=body["identifier"],
-            identifier_key=body["identifierKey"],
-        )
 
     async def apply(
         self,
@@ -425,112 +324,6 @@ class Subscriptions:
         if not found:
             raise from_problems([Problem("/identifier", "belongs to no user and no visitor")])
 
-    async def _verify(self, workspace: Workspace | None, body: Mapping[str, Any]) -> str | None:
-        """Return the user that the hash belongs to, if there is one.
-
-        At least one HMAC is computed in any case, to reveal less by timing.
-        """
-        given = body["hash"].encode()
-        secrets = () if workspace is None else workspace.subscription_secrets
-        user_id, value = _named(workspace, body)
-        right = _hashes(user_id or "", body, secrets or ("-",))
-        equal = [hmac.compare_digest(one, given) for one in right]
-        if workspace is None or value is None:
-            return user_id if any(equal) else None
-        form = (workspace.id, body["identifierKey"], body["identifier"], body.get("expires"))
-        last = self._searches.get(form)
-        if last is None or last.begun:
-            self._searches[form] = last = _Search(after=last)
-            last.task = asyncio.create_task(self._run(last, form, value, body))
-        last.wanted.add(given)
-        last.requests += 1
-        try:
-            # A look-up takes as long for a wrong hash of which the first bytes are right.
-            return (await asyncio.shield(last.task)).get(given)
-        finally:
-            last.requests -= 1
-            if not last.requests:
-                # A search ends with its requests: their clients may have disconnected.
-                self._end(last, form)
-                last.task.cancel()
-
-    async def _run(
-        self, search: _Search, form: _Form, value: str, body: Mapping[str, Any]
-    ) -> dict[bytes, str]:
-        """Compare the hashes that requests sent with all users who have an identifier.
-
-        Anyone who has a write key can give any number of users the address of another person. So a
-        link must work however many users have the address, and requests with wrong hashes must not
-        stop others: those for one identifier share a search, in which each user's hash is computed
-        once, and the searches take turns, a page each.
-
-        :return: those of ``search.wanted`` that are right, with their users.
-        """
-        workspace = self._workspaces[form[0]]
-        try:
-            if search.after is not None:
-                await asyncio.wait([search.after.task])
-                search.after = None
-            search.begun = True
-            found: dict[bytes, str] = {}
-            cursor = None
-            async with asyncio.timeout(SEARCH_SECONDS):
-                while not found.keys() >= search.wanted:
-                    async with self._turns[form[2:] != (value, None)]:
-                        page = await self._holders(form, value, cursor)
-                        # All of a page, so that the time does not tell which user it is.
-                        for user in page.items:
-                            right = _hashes(user, body, workspace.subscription_secrets)
-                            found.update((one, user) for one in right if one in search.wanted)
-                        await asyncio.sleep(0)
-                    cursor = page.cursor
-                    if cursor is None:
-                        break
-            return found
-        except TimeoutError as error:
-            raise overloaded(
-                "the hash could not be compared with all users of the identifier in time;"
-                " send the same request again later"
-            ) from error
-        finally:
-            self._end(search, form)
-
-    def _end(self, search: _Search, form: _Form) -> None:
-        """Let no other request join a search."""
-        if self._searches.get(form) is search:
-            del self._searches[form]
-
-    async def _holders(self, form: _Form, value: str, after: str | None) -> Page[str]:
-        """Return a page of the users and visitors who have a value, and after the last one a page
-        of the users who have it by a visitor."""
-        if not isinstance(self._store, ProfileStore):
-            return Page((), None)
-        workspace, trait = form[:2]
-        async with within(self._timeout):
-            if after == "":
-                users = await self._store.find_users(workspace, trait, [value])
-                return Page(users.get(value, ()), None)
-            page = await self._store.holders(workspace, trait, value, after=after, limit=STEP)
-            return Page(page.items, page.cursor or "")
-
-
-class _Search:
-    """A search for the users that hashes belong to.
-
-    :param after: an earlier search for the same identifier, which must end first.
-    """
-
-    task: asyncio.Task[dict[bytes, str]]
-
-    def __init__(self, after: _Search | None) -> None:
-        self.after = after
-        #: The hashes that requests sent.
-        self.wanted: set[bytes] = set()
-        #: How many requests wait for the result.
-        self.requests = 0
-        #: Whether it is too late to add a hash.
-        self.begun = False
-
 
 def _check_groups(workspace: Workspace, places: Mapping[str, str]) -> None:
     """Check that groups exist.
@@ -547,44 +340,6 @@ def _check_groups(workspace: Workspace, places: Mapping[str, str]) -> None:
     ]
     if unknown:
         raise from_problems(unknown, "unknown_subscription_group")
-
-
-def _named(workspace: Workspace | None, body: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """Return the user id that a request contains, or else the value by which the user is looked up;
-    neither if the credentials are wrong anyway."""
-    key = body["identifierKey"]
-    if workspace is None or not workspace.subscription_secrets:
-        return None, None
-    if key != "id" and key not in workspace.subscription_identifiers:
-        return None, None  # not indexed: a request must not cause a scan
-    if body.get("userId") not in (None, ""):
-        return str(body["userId"]), None
-    if key == "id":
-        return body["identifier"], None
-    return None, identifier_value(key, body["identifier"])
-
-
-def _hashes(user_id: str, body: Mapping[str, Any], secrets: Iterable[str]) -> list[bytes]:
-    """Return the hashes that are right if the request means a user, one for each secret."""
-    return [
-        subscription_hash(
-            secret,
-            user_id=user_id,
-            workspace_id=body["workspaceId"],
-            identifier=body["identifier"],
-            identifier_key=body["identifierKey"],
-            expires=body.get("expires"),
-        ).encode()
-        for secret in secrets
-    ]
-
-
-def _secret_of(workspace: Workspace, user_id: str, body: Mapping[str, Any]) -> str:
-    """Return which secret verified a hash, as :attr:`engage.api.SubscriptionChange.secret`."""
-    secrets = workspace.subscription_secrets
-    right = zip(_hashes(user_id, body, secrets), secrets, strict=True)
-    secret = next(one for known, one in right if known == body["hash"].encode())
-    return hashlib.sha256(secret.encode()).hexdigest()[:8]
 
 
 def _change_id(message_id: str | None, user_id: str, changes: Mapping[str, bool], now: int) -> str:

@@ -215,7 +215,7 @@ async def test_the_server_shuts_down_in_steps(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------- subscriptions
 async def test_a_subscription_change_is_applied(tmp_path: Path) -> None:
     """With the hash of a test vector and no write key; every wrong credential gets the same 401."""
-    from engage.pipeline.subscriptions import subscription_hash
+    from engage.keys.links import subscription_hash
     from support.server_process import SECRET
 
     groups = """[[workspaces.subscription_groups]]

@@ -94,8 +94,8 @@ def test_every_code_is_described(document: dict[str, Any]) -> None:
         for code in content.get("examples", {})
         if not code.startswith("example")
     }
-    # 429 waits for rate limits; 405 is no operation's; invalid_request is what is hardly HTTP.
-    assert set(STATUS) - codes == {"rate_limited", "method_not_allowed", "invalid_request"}
+    # 405 is no operation's; invalid_request is what is hardly HTTP.
+    assert set(STATUS) - codes == {"method_not_allowed", "invalid_request"}
 
 
 def test_every_example_is_valid(document: dict[str, Any]) -> None:

@@ -14,7 +14,8 @@ import pytest
 
 from engage.api import MAX_USERS, Page, ProfileStore, StorageUnavailable
 from engage.errors import ApiError
-from engage.pipeline.subscriptions import STEP, Subscriptions, subscription_hash
+from engage.keys.links import STEP, subscription_hash
+from engage.pipeline.subscriptions import Subscriptions
 from support.memory_store import MemoryEvents, MemoryStore, MemorySubscriptions
 from support.pipeline import ACME, NOW, SECRET, make_core
 
@@ -159,7 +160,7 @@ class Digests:
             self.most = max(self.most, self._turn)
             return new(*arguments)
 
-        monkeypatch.setattr("engage.pipeline.subscriptions.hmac.new", counting)
+        monkeypatch.setattr("engage.keys.links.hmac.new", counting)
         self._loop = asyncio.get_running_loop()
         self._loop.call_soon(self._next)
 
@@ -182,7 +183,7 @@ async def test_the_event_loop_is_not_held_by_many_users(monkeypatch: pytest.Monk
 
 async def test_a_search_that_takes_too_long_is_overloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not a 401: the link may be right."""
-    monkeypatch.setattr("engage.pipeline.subscriptions.SEARCH_SECONDS", -1.0)
+    monkeypatch.setattr("engage.keys.links.SEARCH_SECONDS", -1.0)
     store = store_with_users(*(f"u-{number}" for number in range(6_000)))
     with pytest.raises(ApiError, match="in time") as caught:
         await put(store, body(user="u-5999"))

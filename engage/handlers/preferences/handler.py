@@ -22,7 +22,7 @@ from engage.webhooks import form_fields
 if TYPE_CHECKING:
     from engage.config import SubscriptionGroup, Workspace
     from engage.handlers.preferences.looks import Look, Words
-    from engage.pipeline.subscriptions import Person
+    from engage.keys.links import Person
 
 __all__ = ["ONE_CLICK_BODY", "PreferencesHandler", "changes_of_form", "is_one_click", "stopped"]
 
