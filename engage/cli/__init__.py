@@ -16,6 +16,7 @@
 ``letters.py``        the code that the commands of ``engage dead-letters`` share
 ``users.py``          ``engage users show``, ``remove-trait``, ``unlink`` and ``link``
 ``subscriptions.py``  ``engage subscriptions import`` and ``export``
+``suppressions.py``   ``engage suppressions list`` and ``remove``
 ``keys.py``           ``engage keys list``, ``add``, ``disable``, ``enable`` and ``archive``
 ``webhooks.py``       ``engage webhook-url``, ``webhook-test`` and ``webhook-retry``
 ``common.py``         the code that all commands share: ``--config``, plugins, store, errors, times
@@ -46,6 +47,7 @@ from engage.cli.load import load_command
 from engage.cli.plugins import plugins
 from engage.cli.serve import serve
 from engage.cli.subscriptions import subscriptions
+from engage.cli.suppressions import suppressions
 from engage.cli.tail import tail
 from engage.cli.users import users
 from engage.cli.webhooks import webhook_retry, webhook_test, webhook_url
@@ -56,7 +58,10 @@ __all__ = ["main"]
 #: The commands as ``--help`` lists them.
 GROUPS: Final[Mapping[str, Sequence[click.Command]]] = {
     "Set up and run": (init, check, serve, load_command, console, plugins),
-    "Events and users": (tail, export, copy, users, subscriptions, dead_letters),
+    "Events and users": (
+        *(tail, export, copy, users, subscriptions, suppressions),
+        dead_letters,
+    ),
     "Keys, webhooks and sign-in": (
         *(keys, webhook_url, webhook_test, webhook_retry),
         *(console_link, console_logout, console_password),

@@ -28,9 +28,9 @@ from engage.upkeep.copy import Counts, copy_all
 def copy(ctx: click.Context, source: Path, target: Path) -> None:
     """Copy everything from one store to another.
 
-    Copies all events, subscriptions with their history, dead letters, the write keys and the audit
-    of the console, and the counters of its plots. Sessions, sign-in links and refused requests are
-    not copied.
+    Copies all events, subscriptions with their history, suppressed addresses, dead letters, the
+    write keys and the audit of the console, and the counters of its plots. Sessions, sign-in links
+    and refused requests are not copied.
 
     The target store is created if it does not exist. Records that it already has are not changed,
     except write keys that were changed later at the source, so an interrupted copy can be run

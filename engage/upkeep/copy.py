@@ -2,11 +2,11 @@
 """Copy everything in one store to another.
 
 Events are copied unchanged, and the target builds the profiles from them, as for any event. Then
-follow the subscription changes of the history, the choices that no history explains, the dead
-letters, and the console's data (``copy_records.py``). Everything keeps its id, so that copying
-is idempotent: run an interrupted copy again. At the end, the profiles of both stores are compared.
-They differ where events have expired at the source, because a profile keeps the traits of expired
-events.
+follow the subscription changes of the history, the choices that no history explains, the suppressed
+addresses, the dead letters, and the console's data (``copy_records.py``). Everything keeps its id,
+so that copying is idempotent: run an interrupted copy again. At the end, the profiles of both
+stores are compared. They differ where events have expired at the source, because a profile keeps
+the traits of expired events.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from engage.api import (
     SubscriptionChange,
     SubscriptionRecord,
     SubscriptionStore,
+    SuppressionStore,
     UserProfile,
 )
 from engage.upkeep.copy_records import COPIED_KINDS, copy_counters, copy_records
@@ -59,6 +60,8 @@ async def copy_all(
     yield await _events(source, target, report)
     if isinstance(source, SubscriptionStore):
         yield await _subscriptions(source, target, report)
+    if isinstance(source, SuppressionStore):
+        yield await _suppressions(source, target, report)
     if isinstance(source, DeadLetterStore):
         yield await _dead_letters(source, target, report)
     if isinstance(source, RecordStore):
@@ -154,6 +157,9 @@ def _change(records: Sequence[SubscriptionRecord]) -> SubscriptionChange:
         choices={record.group_id: record.after for record in records},
         at=first.at,
         how=first.how,
+        secret=first.secret,
+        user_agent=first.user_agent,
+        address=first.address,
     )
 
 
@@ -200,6 +206,24 @@ async def _copy_unexplained_choices(
             )
         )
         counts.copied += 1
+
+
+# ---------------------------------------------------------------------------------- suppressions
+async def _suppressions(source: SuppressionStore, target: EventStore, report: OnProgress) -> Counts:
+    """Copy suppressed addresses.
+
+    They are written again by each copy, because the latest stays: none is reported as a duplicate.
+    """
+    counts = Counts("suppressions")
+    stored = all_pages(functools.partial(source.scan_suppressions, None))
+    async for batch in _batches(stored, lambda one: len(one.address)):
+        if isinstance(target, SuppressionStore):
+            await target.suppress(batch)
+            counts.copied += len(batch)
+        else:
+            counts.refuse("the target does not store suppressions", len(batch))
+        report(counts)
+    return counts
 
 
 # ---------------------------------------------------------------------------------- dead letters

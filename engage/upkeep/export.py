@@ -28,13 +28,23 @@ from engage.api import (
     ProfileStore,
     StorageUnavailable,
     SubscriptionStore,
+    SuppressionStore,
     render_time,
 )
 from engage.errors import quote
 
 __all__ = ["KINDS", "PAGE", "Kind", "Record", "Selection", "all_pages", "export", "render"]
 
-Kind = Literal["events", "users", "visitors", "groups", "subscriptions", "dead-letters"]
+Kind = Literal[
+    "events",
+    "users",
+    "visitors",
+    "groups",
+    "subscriptions",
+    "subscription-history",
+    "suppressions",
+    "dead-letters",
+]
 
 
 class _Kind(NamedTuple):
@@ -53,6 +63,8 @@ _USER: Final = "workspaceId userId traits createdAt updatedAt anonymousIds group
 _VISITOR: Final = "workspaceId anonymousId userId traits createdAt updatedAt groups"
 _GROUP: Final = "workspaceId groupId traits"
 _CHOICE: Final = "workspaceId userId anonymousId groupId subscribed updatedAt"
+_CHANGE: Final = "workspaceId userId groupId changeId at how before after secret userAgent address"
+_SUPPRESSION: Final = "workspaceId channel address groupId reason at lifted how sourceId"
 _LETTER: Final = (
     "workspaceId id receivedAt origin writeKeyId userId anonymousId messageId reason message errors"
     " item truncated headers"
@@ -64,6 +76,10 @@ KINDS: Final[Mapping[Kind, _Kind]] = {
     "visitors": _Kind(ProfileStore, "profiles", "scan_visitors", _MOST, _VISITOR),
     "groups": _Kind(ProfileStore, "profiles", "scan_groups", "workspace", _GROUP),
     "subscriptions": _Kind(SubscriptionStore, "subscriptions", "scan_choices", _MOST, _CHOICE),
+    "subscription-history": _Kind(SubscriptionStore, "subscriptions", "history", _MOST, _CHANGE),
+    "suppressions": _Kind(
+        SuppressionStore, "suppressions", "scan_suppressions", "workspace since", _SUPPRESSION
+    ),
     "dead-letters": _Kind(DeadLetterStore, "dead letters", "scan_dead_letters", _MOST, _LETTER),
 }
 
@@ -93,7 +109,7 @@ class Selection:
 
     workspace: str | None = None
     #: Milliseconds since 1970 UTC, inclusive; compared with ``receivedAt`` of events and dead
-    #: letters, and with ``updatedAt`` of other records.
+    #: letters, and with ``updatedAt`` or ``at`` of other records.
     since: int | None = None
     #: Type of event.
     type: str | None = None
@@ -164,7 +180,7 @@ async def export(
     :param store: an open store.
     :param left_out: called with one line for each record that cannot be written as JSON, as a
         program that writes to the log or to the store can make it; by default, that is an error.
-    :return: the records; events and dead letters in order of arrival.
+    :return: the records; events, dead letters and the history in order of arrival.
     :raises EngageError: if the storage does not store such records.
     :raises StorageUnavailable: as :func:`all_pages`.
     """
@@ -206,13 +222,16 @@ async def _items(store: EventStore, kind: Kind, wanted: Selection) -> AsyncGener
             workspace_id=first, since=wanted.since, type=wanted.type, user_id=wanted.user
         )
     scan = functools.partial(getattr(store, KINDS[kind].scan), first)
+    if kind == "subscription-history":
+        scan = functools.partial(scan, wanted.user, since=wanted.since or 0)
     async for item in all_pages(scan, wanted.after):
         if wanted.includes(item):
             yield item
 
 
 def _at(item: Any) -> int:
-    return getattr(item, "received_at", 0) or getattr(item, "updated_at", 0)
+    names = ("received_at", "updated_at", "at")
+    return next((at for name in names if (at := getattr(item, name, 0))), 0)
 
 
 def _record(item: Any, members: Mapping[str, str]) -> Record:
@@ -220,7 +239,7 @@ def _record(item: Any, members: Mapping[str, str]) -> Record:
     document = item.document() if isinstance(item, Event) else {}
     for name, attribute in members.items():
         value = getattr(item, attribute)
-        if name.endswith("At"):
+        if name == "at" or name.endswith("At"):
             value = render_time(value)
         elif isinstance(value, bytes):
             try:

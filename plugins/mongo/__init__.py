@@ -10,6 +10,7 @@
 ``identifiers.py``    users and visitors by the value of a trait, and when each first had it
 ``changes.py``        the profile changes of one write, folded, as update statements
 ``subscriptions.py``  subscription choices and their history
+``suppressions.py``   suppressed addresses
 ``dead_letters.py``   dead letters and their budgets
 ``records.py``        records: small things that all processes share
 ``counts.py``         counters per minute and hour

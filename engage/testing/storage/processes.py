@@ -351,7 +351,8 @@ async def _work(job: dict[str, Any]) -> None:
             for number in range(job["count"]):
                 # One group that only this child changes, and one that all of them change.
                 choices = {job["name"]: number % 2 == 0, "shared": number % 3 == 0}
-                await store.apply(change(f"{job['name']}-{number}", at=number, **choices))
+                one = change(f"{job['name']}-{number}", at=number)
+                await store.apply(dataclasses.replace(one, choices=choices))
                 print_line(f"{job['name']}-{number}")
         elif job["kind"] == "counts":
             for number in range(1, job["count"] + 1):

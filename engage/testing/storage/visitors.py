@@ -6,6 +6,7 @@ read, so the result depends on no order of arrival.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -369,15 +370,14 @@ class VisitorTests:
             await store_all(store, identify("1", "u", anonymous_id="v"), visit("2", "v"))
         chance = random.Random(26)
         for number in range(120):
-            await store.apply(
-                change(
-                    f"c{number % 100}",
-                    user_id=chance.choice("uuvvw"),
-                    at=chance.randrange(100),
-                    dated=chance.random() < 0.3,
-                    **{group: chance.random() < 0.5 for group in chance.sample("abc", 2)},
-                )
+            one = change(
+                f"c{number % 100}",
+                user_id=chance.choice("uuvvw"),
+                at=chance.randrange(100),
+                dated=chance.random() < 0.3,
             )
+            choices = {group: chance.random() < 0.5 for group in chance.sample("abc", 2)}
+            await store.apply(dataclasses.replace(one, choices=choices))
             assert await unproven(store) == []
         assert len(await all_pages(store.scan_subscriptions, None)) == 9
         if has_visitors:
