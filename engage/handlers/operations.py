@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-__all__ = ["FORM", "OPERATIONS", "Operation", "Parameter"]
+__all__ = ["FORM", "OPERATIONS", "PREFERENCES_PAGE", "Operation", "Parameter"]
 
 #: Content type of a form.
 FORM: Final = "application/x-www-form-urlencoded"
@@ -122,8 +122,9 @@ _EVENT_ERRORS: Final = (
 _UNAVAILABLE: Final = ("storage_unavailable", "overloaded", "shutting_down")
 
 _MANAGEMENT: Final = "/api/public/subscription-management/"
+PREFERENCES_PAGE: Final = _MANAGEMENT + "page"
 #: The second is the path of links of older versions of Dittofeed.
-_PAGE: Final = (_MANAGEMENT + "page", "/dashboard/public/subscription-management")
+_PAGE: Final = (PREFERENCES_PAGE, "/dashboard/public/subscription-management")
 
 
 def _of_link(name: str, description: str, *, required: bool = False, **schema: Any) -> Parameter:

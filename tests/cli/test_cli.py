@@ -40,7 +40,7 @@ from support.sqlite import config_file, open_store
 COMMANDS = [
     *("check", "console", "console-link", "console-logout", "console-password"),
     *("copy", "dead-letters check", "dead-letters replay", "export", "init", "load", "plugins"),
-    *("serve", "tail", "users remove-trait", "users show"),
+    *("serve", "subscription-link", "tail", "users remove-trait", "users show"),
     *("webhook-retry", "webhook-test", "webhook-url"),
 ]
 
