@@ -38,10 +38,10 @@ _channel_option = click.option(
 
 @click.group(epilog="\b\nExample:\n  engage suppressions list ada@example.com")
 def suppressions() -> None:
-    """Look at the addresses to which nothing must be sent, and remove some.
+    """List or remove suppressed addresses.
 
-    Providers report them: spam complaints, hard bounces, and who unsubscribed or answered STOP.
-    engage sends nothing itself.
+    Nothing must be sent to them. Providers report them: spam complaints, hard bounces, and who
+    unsubscribed or answered STOP. engage sends nothing itself.
     """
 
 
@@ -140,7 +140,7 @@ def remove(
     removed = with_store(ctx, config, lift)
     for one in removed:
         cells = ["removed", one.channel, one.address, one.group_id or "-", one.reason]
-        click.echo(safe((" " if sys.stdout.isatty() else "\t").join(cells)))
+        click.echo((" " if sys.stdout.isatty() else "\t").join(map(safe, cells)))
     if not removed:
         raise EngageError("none of these addresses is suppressed")
 

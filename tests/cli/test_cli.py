@@ -40,7 +40,8 @@ from support.sqlite import config_file, open_store
 COMMANDS = [
     *("check", "console", "console-link", "console-logout", "console-password"),
     *("copy", "dead-letters check", "dead-letters replay", "export", "init", "load", "plugins"),
-    *("serve", "subscription-link", "tail", "users remove-trait", "users show"),
+    *("serve", "subscription-link", "suppressions list", "suppressions remove", "tail"),
+    *("users remove-trait", "users show"),
     *("webhook-retry", "webhook-test", "webhook-url"),
 ]
 
@@ -107,7 +108,12 @@ def test_help_and_version_are_printed() -> None:
     assert result.exit_code == 0
     groups = re.findall(r"^(\S.*):\n((?:  .*\n)+)", result.stdout, re.MULTILINE)
     titles = [title for title, _ in groups]
-    assert titles == ["Options", "Set up and run", "Events and users", "Keys, webhooks and sign-in"]
+    assert titles == [
+        "Options",
+        "Set up and run",
+        "Events and users",
+        "Keys, webhooks and sign-in",
+    ]
     for command in COMMANDS:
         assert sum(f"  {command.split()[0]} " in lines for _, lines in groups) == 1
     assert "..." not in str(groups), "a summary that was cut"
@@ -135,6 +141,8 @@ def test_the_summaries_of_a_group_are_whole(group: str) -> None:
         ("export", "users", "--type", "track"),
         ("export", "groups", "--user", "ann"),
         ("export", "groups", "--since", "2026-01-01"),
+        ("export", "suppressions", "--user", "ann"),
+        ("export", "subscription-history", "--format", "csv"),
         ("serve", "--port", "65536"),
         ("serve", "--workers", "0"),
         ("check", "--nothing"),
@@ -795,6 +803,7 @@ def test_copy_copies_a_store(stored: Path, tmp_path: Path) -> None:
         assert result.stdout.splitlines() == [
             f"events\tcopied={copied}\tduplicate={duplicate}\tconflicting=0\trefused=0",
             "subscription changes\tcopied=0\tduplicate=0\tconflicting=0\trefused=0",
+            "suppressions\tcopied=0\tduplicate=0\tconflicting=0\trefused=0",
             f"dead letters\tcopied={copied // 5}\tduplicate={duplicate // 5}\tconflicting=0"
             "\trefused=0",
             "write keys\tcopied=0\tduplicate=0\tconflicting=0\trefused=0",

@@ -194,7 +194,7 @@ def test_a_later_choice_is_kept(config: Path) -> None:
     # Without a time, it is made now.
     assert load(config, "userId,groupId,subscribed\nann,news,true\n").exit_code == 0
     assert ("ann", None, "news", True) in choices(config)
-    assert [one.user_id for one in history(config)] == ["ann", "w", "cat", "ann"]
+    assert [one.user_id for one in history(config)] == ["ann", "w", "bob", "cat", "ann"]
 
 
 HEAD = b"workspaceId,userId,identifierKey,identifier,groupId,subscribed,updatedAt\n"

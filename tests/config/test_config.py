@@ -127,6 +127,7 @@ def test_every_key_is_loaded(write: Any) -> None:
         name = "Acme"
         subscription_secret = ["new", "${OLD}"]
         subscription_identifiers = ["email"]
+        keep_addresses = true
         [[workspaces.write_keys]]
         id = "website"
         key = "k1"
@@ -199,6 +200,7 @@ def test_every_key_is_loaded(write: Any) -> None:
             name="Acme",
             subscription_secrets=("new", "old"),
             subscription_identifiers=("email",),
+            keep_addresses=True,
             subscription_groups=(
                 SubscriptionGroup(id="news", name="News", channel="email", type="opt_out"),
             ),

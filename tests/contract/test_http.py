@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,20 @@ import pytest
 
 from engage.api import StorageUnavailable
 from engage.handlers.operations import FORM, OPERATIONS
+from engage.keys.links import subscription_hash
 from support.server_inprocess import Valve, serving
-from support.server_process import KEY
+from support.server_process import KEY, SECRET
 from support.waiting import eventually
 
 TRACK = "/api/public/apps/track"
 SUBSCRIPTIONS = "/api/public/subscription-management/user-subscriptions"
 BODY = {"userId": "u", "event": "E", "messageId": "m"}
+GROUP = """[[workspaces.subscription_groups]]
+id = "news"
+name = "News"
+channel = "email"
+type = "opt_in"
+"""
 ORIGIN = {"Origin": "https://shop.example.com"}
 #: Every path with its operation.
 ROUTES = [(path, operation) for operation in OPERATIONS for path in operation.paths]
@@ -215,16 +223,7 @@ async def test_the_server_shuts_down_in_steps(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------- subscriptions
 async def test_a_subscription_change_is_applied(tmp_path: Path) -> None:
     """With the hash of a test vector and no write key; every wrong credential gets the same 401."""
-    from engage.keys.links import subscription_hash
-    from support.server_process import SECRET
-
-    groups = """[[workspaces.subscription_groups]]
-id = "news"
-name = "News"
-channel = "email"
-type = "opt_in"
-"""
-    async with serving(tmp_path, config_extra=groups) as server:
+    async with serving(tmp_path, config_extra=GROUP) as server:
         await server.send("/v1/identify", {"userId": "u", "traits": {"email": "ann@example.com"}})
         change: dict[str, Any] = {
             "workspaceId": "acme",
@@ -276,3 +275,29 @@ type = "opt_in"
         assert "nothing" in answer.json["message"]
         answer = await put(changes={})
         assert answer.status in (200, 400)
+
+
+@pytest.mark.parametrize(
+    ("settings", "address"),
+    [("", ""), ("keep", "127.0.0.1"), ("keep proxied", "192.0.2.7")],
+)
+async def test_the_history_says_from_where_a_change_came(
+    tmp_path: Path, settings: str, address: str
+) -> None:
+    workspace = "keep_addresses = true" if "keep" in settings else ""
+    proxies = 'trusted_proxies = ["127.0.0.0/8"]' if "proxied" in settings else ""
+    async with serving(tmp_path, server=proxies, workspace=workspace, config_extra=GROUP) as server:
+        signed: dict[str, Any] = {"user_id": "u", "workspace_id": "acme", "identifier": "u"}
+        change = {
+            "workspaceId": "acme",
+            "identifier": "u",
+            "identifierKey": "id",
+            "hash": subscription_hash(SECRET, **signed, identifier_key="id"),
+            "changes": {"news": True},
+        }
+        headers = {"User-Agent": "Mozilla/5.0", "X-Forwarded-For": "203.0.113.9, 192.0.2.7"}
+        await server.send(SUBSCRIPTIONS, change, method="PUT", key=None, headers=headers)
+        store: Any = server.app.store
+        (record,) = (await store.history("acme", "u", after=None, limit=9)).items
+    assert (record.how, record.user_agent, record.address) == ("api", "Mozilla/5.0", address)
+    assert record.secret == hashlib.sha256(SECRET.encode()).hexdigest()[:8]

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gzip
+import hashlib
 import hmac
 from typing import Any
 from urllib.parse import urlencode
@@ -15,9 +17,9 @@ import pytest
 from engage.api import MAX_USERS, Page, ProfileStore, StorageUnavailable
 from engage.errors import ApiError
 from engage.keys.links import STEP, subscription_hash
-from engage.pipeline.subscriptions import Subscriptions
+from engage.pipeline.subscriptions import Source, Subscriptions
 from support.memory_store import MemoryEvents, MemoryStore, MemorySubscriptions
-from support.pipeline import ACME, NOW, SECRET, make_core
+from support.pipeline import ACME, NOW, SECRET, error_of, make_core
 
 W = "11111111-1111-4111-8111-111111111111"
 
@@ -454,6 +456,55 @@ async def test_a_repeat_changes_nothing() -> None:
     await put(store, body({"news": False}, messageId="m", user="u-2"))
     await put(store, body({"offers": True}, messageId="m"))
     assert len(store.changes) == 4
+
+
+# ------------------------------------------------------------------------------- the history
+@pytest.mark.parametrize("keep", [False, True])
+async def test_the_history_has_the_source_of_a_change(keep: bool) -> None:
+    store = store_with_users()
+    core = make_core(store, workspace=dataclasses.replace(ACME, keep_addresses=keep))
+    for length, secret in ((256, SECRET), (257, "an older one")):
+        source = Source(how="page", user_agent="x" * length, address="192.0.2.1")
+        value = body({"news": length > 256}, secret=secret)
+        await core.pipeline.subscriptions(orjson.dumps(value), source=source)
+    first, second = store.changes
+    assert first.how == second.how == "page"
+    assert first.user_agent == second.user_agent == "x" * 256
+    assert first.address == second.address == ("192.0.2.1" if keep else "")
+    assert first.secret == hashlib.sha256(SECRET.encode()).hexdigest()[:8]
+    assert second.secret == hashlib.sha256(b"an older one").hexdigest()[:8]
+
+
+async def test_a_day_has_so_many_new_subscriptions() -> None:
+    store, now = store_with_users("u-1", "u-2"), [NOW]
+    core = make_core(store, clock=lambda: now[0], resubscriptions_per_day=3)
+
+    async def choose(changes: dict[str, bool], **fields: Any) -> Any:
+        now[0] += 1000
+        return await core.pipeline.subscriptions(orjson.dumps(body(changes, **fields)))
+
+    # The first choice is no new subscription, and one change of two groups is one.
+    await choose({"news": True, "offers": True})
+    for number in range(3):
+        await choose({"news": False, "offers": False})
+        await choose({"news": True, "offers": True}, messageId=f"m{number}")
+    # A choice that holds, and the same request again.
+    assert (await choose({"news": True}))["news"] is True
+    assert (await choose({"news": True, "offers": True}, messageId="m2"))["offers"] is True
+    assert (await choose({"news": False}))["news"] is False
+    error = await error_of(choose({"news": True}))
+    assert (error.status, error.code) == (429, "rate_limited")
+    # Unsubscribing is never refused, a mixed change is, and another user is not.
+    await choose({"offers": False})
+    assert (await error_of(choose({"news": True, "offers": False}))).status == 429
+    await choose({"news": False}, user="u-2")
+    await choose({"news": True}, user="u-2")
+    # The first of the three was 24 hours ago.
+    again = (await error_of(choose({"news": True}))).headers["Retry-After"]
+    now[0] += int(again) * 1000 - 2000
+    assert (await error_of(choose({"news": True}))).status == 429
+    assert (await choose({"news": True}))["news"] is True
+    assert (await error_of(choose({"offers": True}))).status == 429
 
 
 @pytest.mark.parametrize("message_id", [None, ""])

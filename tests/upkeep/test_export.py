@@ -13,6 +13,7 @@ import pytest
 from engage.api import EngageError, EventStore, Page, StorageUnavailable, SubscriptionChange
 from engage.testing.factories import TIME, event, identify, letter
 from engage.testing.memory_store import MemoryEvents, MemoryStore
+from engage.testing.storage.suppressions import suppression
 from engage.upkeep import export as upkeep_export
 from engage.upkeep.export import (
     ATTEMPTS,
@@ -128,6 +129,61 @@ async def test_groups_are_exported() -> None:
         {"workspaceId": "acme", "groupId": "g2", "traits": {"size": 2}},
     ]
     assert await lines(store, "groups", workspace="other") == []
+
+
+async def test_the_history_of_a_user_is_exported_since_a_time() -> None:
+    store = await filled()
+    made = {
+        "id": "c2",
+        "how": "one-click",
+        "secret": "0a1b2c3d",
+        "user_agent": "Mozilla",
+        "address": "::1",
+    }
+    for user, at, fields in (("ann", 5, made), ("bob", 6, {"id": "c3", "how": "api"})):
+        one = {"workspace_id": "acme", "user_id": user, "choices": {"news": False}, "at": TIME + at}
+        await store.apply(SubscriptionChange(**one, **fields))  # type: ignore[arg-type]
+    second = {
+        "workspaceId": "acme",
+        "userId": "ann",
+        "groupId": "news",
+        "changeId": "c2",
+        "at": "2025-01-01T00:00:00.005Z",
+        "how": "one-click",
+        "before": True,
+        "after": False,
+        "secret": "0a1b2c3d",
+        "userAgent": "Mozilla",
+        "address": "::1",
+    }
+    assert await lines(store, "subscription-history", user="ann", since=TIME + 1) == [second]
+
+    async def chosen(**selection: Any) -> list[str]:
+        found = await lines(store, "subscription-history", **selection)
+        return [line["changeId"] for line in found]
+
+    assert await chosen() == ["c1", "c2", "c3"]
+    assert await chosen(user="ann", workspace="acme") == ["c1", "c2"]
+    assert await chosen(since=TIME + 6) == ["c3"]
+    assert await chosen(workspace="other") == []
+
+
+async def test_suppressions_are_exported() -> None:
+    store = await filled()
+    await store.suppress([suppression(how="webhook:resend", source_id="e"), suppression("x", at=5)])
+    (one,) = await lines(store, "suppressions", workspace="acme", since=TIME + 5)
+    assert (one["address"], one["at"]) == ("x", "2025-01-01T00:00:00.005Z")
+    assert (await lines(store, "suppressions"))[0] == {
+        "workspaceId": "acme",
+        "channel": "email",
+        "address": "a@b.c",
+        "groupId": "",
+        "reason": "complaint",
+        "at": "2025-01-01T00:00:00.000Z",
+        "lifted": False,
+        "how": "webhook:resend",
+        "sourceId": "e",
+    }
 
 
 async def test_subscriptions_are_exported() -> None:

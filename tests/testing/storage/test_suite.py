@@ -38,7 +38,10 @@ from engage.api import (
     RecordStore,
     Status,
     StorageUnavailable,
+    SubscriptionRecord,
     SubscriptionStore,
+    Suppression,
+    SuppressionStore,
 )
 from engage.testing import Bench, StorageConformance, harness
 from engage_plugins.sqlite.store import SqliteStorage
@@ -262,6 +265,73 @@ class FindsLettersOfAll(SqliteStorage):
 OldestLettersFirst = returned("recent_dead_letters", items=lambda page: page.items[::-1])
 
 
+#: Keeps no more of a change than an earlier version.
+ForgetsTheSource = given("apply", secret="", user_agent="", address="")
+#: Returns the whole history.
+IgnoresSince = flaws.called(SqliteStorage, "history", since=0)
+
+
+class RecordsOnlyWhatHolds(SqliteStorage):
+    """Has no record of a choice while a later one of another id of the person holds."""
+
+    async def history(self, *arguments: Any, **options: Any) -> Page[SubscriptionRecord]:
+        page = await super().history(*arguments, **options)
+        return Page([one for one in page.items if one.before is not one.after], page.cursor)
+
+
+#: Loses some records.
+LosesRecords = returned("history", items=lambda page: page.items[::2])
+#: Takes the address of a lifted suppression for suppressed.
+FindsLifted = given("suppress", lifted=False)
+#: Ignores the case of addresses.
+FoldsAddresses = given("suppress", address=lambda one: one.address.lower())
+#: Has one suppression of an address.
+OneReason = given("suppress", reason="any")
+
+
+class LastSuppressionWins(SqliteStorage):
+    """Keeps what arrived last."""
+
+    async def suppress(self, suppressions: Sequence[Suppression]) -> None:
+        for one in suppressions:
+            later = dataclasses.replace(one, at=next(_NUMBERS), source_id=str(one.at))
+            await super().suppress([later])
+
+    async def suppressions(self, *arguments: Any) -> Sequence[Suppression]:
+        found = await super().suppressions(*arguments)
+        return [dataclasses.replace(one, at=int(one.source_id)) for one in found]
+
+    async def scan_suppressions(self, *arguments: Any, **options: Any) -> Page[Suppression]:
+        page = await super().scan_suppressions(*arguments, **options)
+        return Page(
+            [dataclasses.replace(one, at=int(one.source_id)) for one in page.items], page.cursor
+        )
+
+
+class DeletesLifted(SqliteStorage):
+    """Forgets that a suppression was lifted."""
+
+    async def suppress(self, suppressions: Sequence[Suppression]) -> None:
+        for one in suppressions:
+            at = next(_NUMBERS) if one.lifted else one.at
+            known = await self.suppressions(one.workspace_id, [(one.channel, one.address)])
+            if not one.lifted or known:
+                await super().suppress([dataclasses.replace(one, at=at)])
+
+
+class ScansByOffset(SqliteStorage):
+    """Continues a scan after so many addresses."""
+
+    async def scan_suppressions(
+        self, workspace_id: str | None, *, after: str | None, limit: int
+    ) -> Page[Suppression]:
+        page = await super().scan_suppressions(workspace_id, after=None, limit=1000)
+        items = sorted(page.items, key=lambda one: one.address)
+        first = int(after or 0)
+        more = str(first + limit) if len(items) > first + limit else None
+        return Page(items[first : first + limit], more)
+
+
 class ComparesBefore(SqliteStorage):
     """Compares the version in one step, and writes in another."""
 
@@ -477,6 +547,18 @@ FLAWS = [
     (JoinsLabels, "test_similar_counters_are_different"),
     (ForgetsProcesses, "test_the_counters_of_all_processes_are_added"),
     (IncludesTheEnd, "test_sums_are_filtered_and_read_in_pages"),
+    (ForgetsTheSource, "test_a_record_says_from_where_the_change_came"),
+    (IgnoresSince, "test_the_history_begins_at_a_time"),
+    (RecordsOnlyWhatHolds, "test_each_choice_is_that_of_its_last_record"),
+    (LosesRecords, "test_concurrent_changes_leave_a_consistent_history"),
+    (FindsLifted, "test_lifting_one_reason_leaves_the_others"),
+    (LastSuppressionWins, "test_the_latest_holds_in_whatever_order_they_arrive"),
+    (LastSuppressionWins, "test_concurrent_suppressions_leave_the_latest"),
+    (DeletesLifted, "test_the_latest_holds_in_whatever_order_they_arrive"),
+    (DeletesLifted, "test_lifting_one_reason_leaves_the_others"),
+    (FoldsAddresses, "test_similar_suppressions_are_separate"),
+    (OneReason, "test_lifting_one_reason_leaves_the_others"),
+    (ScansByOffset, "test_a_scan_of_suppressions_is_complete_while_others_are_written"),
     (ExpiresAllSteps, "test_old_counters_expire"),
     (ScansOneStep, "test_all_registers_are_read_for_a_copy"),
     (LosesWhatItCannotWrite, "test_every_method_raises_unavailable"),
@@ -520,6 +602,7 @@ def test_the_suite_skips_interfaces_that_a_storage_lacks(
         for interface in (
             ProfileStore,
             SubscriptionStore,
+            SuppressionStore,
             DeadLetterStore,
             RecordStore,
             CountStore,

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``engage suppressions list`` and ``remove``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from engage.registry import Registry
+from engage.testing.storage.suppressions import suppression
+from support.commands import run
+from support.memory_store import MemoryEvents
+from support.sqlite import config_file, open_store
+
+HEAD = "2025-01-01T00:00:00.00"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Make a config and a store with suppressed addresses."""
+    path = config_file(tmp_path)
+    ann = suppression("ann@b.c", how="webhook:sendgrid", source_id="evt 1")
+
+    async def write() -> None:
+        async with open_store(path) as store:
+            await store.suppress(
+                [
+                    ann,
+                    suppression("ann@b.c", reason="unsubscribe", group_id="news", at=1),
+                    suppression("+491", channel="sms", reason="stop", at=2),
+                    suppression("x@y.z", reason="bounce", at=3, lifted=True),
+                    suppression("Bell", channel="push", at=4),
+                    suppression("ann@b.c", workspace="other", at=5),
+                ]
+            )
+
+    asyncio.run(write())
+    return path
+
+
+def of_acme(config: Path, command: str, *arguments: str) -> Result:
+    return run("suppressions", command, "--config", config, "--workspace", "acme", *arguments)
+
+
+def listed(config: Path, *arguments: str) -> list[list[str]]:
+    """Return the cells that ``list`` prints."""
+    result = of_acme(config, "list", *arguments)
+    assert (result.exit_code, result.stderr) == (0, "")
+    return [line.split("\t") for line in result.stdout.splitlines()]
+
+
+def test_list_prints_what_is_suppressed(config: Path) -> None:
+    everything = listed(config)
+    assert everything[0] == [
+        *(HEAD + "0Z", "email", "ann@b.c", "-", "complaint", "webhook:sendgrid", "evt 1")
+    ]
+    assert everything[1] == [HEAD + "1Z", "email", "ann@b.c", "news", "unsubscribe", "-", "-"]
+    assert [row[2] for row in everything[2:]] == ["+491", "Bell"]
+    assert listed(config, "--channel", "sms") == [everything[2]]
+    # In the form of the channel; the config names no channel push.
+    assert listed(config, " ANN@b.c ", " +49 (1)", "Bell") == everything[:3]
+    assert listed(config, "--channel", "push", "Bell", "bell") == [everything[3]]
+    assert listed(config, "x@y.z") == []
+    result = of_acme(config, "list", "--limit", "3")
+    assert len(result.stdout.splitlines()) == 3
+    assert result.stderr == "engage: there are more than 3; see --limit\n"
+    assert len(listed(config, "--limit", "4")) == 4
+
+
+def test_remove_lifts_until_a_later_report(config: Path) -> None:
+    result = of_acme(config, "remove", "--reason", "complaint", "Ann@b.c")
+    assert (result.exit_code, result.stdout) == (0, "removed\temail\tann@b.c\t-\tcomplaint\n")
+    assert [row[4] for row in listed(config, "ann@b.c")] == ["unsubscribe"]
+    result = of_acme(config, "remove", "ann@b.c", "+491")
+    assert len(result.stdout.splitlines()) == 2
+    assert listed(config, "ann@b.c", "+491") == []
+    for arguments in (["ann@b.c"], ["--channel", "email", "Bell"], ["nobody@b.c", ""]):
+        result = of_acme(config, "remove", *arguments)
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert result.stderr == "engage: none of these addresses is suppressed\n"
+
+    async def report() -> tuple[Any, Any]:
+        async with open_store(config) as store:
+            await store.suppress([suppression("ann@b.c", at=9)])
+            still = await store.suppressions("acme", [("email", "ann@b.c")])
+            await store.suppress([suppression("ann@b.c", at=10**12)])
+            audit = await store.list_records("audit", limit=99)
+            return still, audit.items
+
+    still, audit = asyncio.run(report())
+    assert list(still) == []
+    entries = [json.loads(one.body) for one in audit]
+    assert [one["action"] for one in entries] == ["suppression-removed"] * 3
+    assert entries[0]["details"]["reason"] == "complaint"
+    assert len(listed(config, "ann@b.c")) == 1
+    # The last report is from the future.
+    assert of_acme(config, "remove", "ann@b.c").exit_code == 0
+    assert listed(config, "ann@b.c") == []
+
+
+def test_a_storage_may_not_have_suppressions(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Registry, "make_storage", lambda *_, **__: MemoryEvents())
+    for command in ("list", "remove"):
+        result = of_acme(config, command, "ann@b.c")
+        assert result.exit_code == 1
+        assert result.stderr == "engage: the configured storage does not store suppressions\n"
