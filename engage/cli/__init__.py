@@ -64,7 +64,7 @@ GROUPS: Final[Mapping[str, Sequence[click.Command]]] = {
         *(tail, export, copy, users, subscriptions, suppressions),
         dead_letters,
     ),
-    "Keys, links, webhooks and sign-in": (
+    "Keys, webhooks and sign-in": (
         *(keys, subscription_link, webhook_url, webhook_test, webhook_retry),
         *(console_link, console_logout, console_password),
     ),

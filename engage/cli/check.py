@@ -28,7 +28,6 @@ from engage.api import (
 )
 from engage.cli.common import config_option, now, opened, plural, registry_of, safe
 from engage.config import Config, load
-from engage.handlers.preferences.looks import Looks
 from engage.http1.sockets import own_address
 from engage.keys.effective import EffectiveKeys, list_keys
 from engage.monitoring.history import EVENTS, HOUR
@@ -72,6 +71,9 @@ def check(ctx: click.Context, config_path: Path) -> None:
             parts.append("webhooks " + ", ".join(sorted(workspace.webhooks)))
         _print("workspace", f"{workspace.id}: {', '.join(parts)}")
     _check_addresses(config)
+    # Imported here, because no other command needs the pages.
+    from engage.handlers.preferences.looks import Looks
+
     Looks(config)
     registry = registry_of(ctx, config)
     registry.check(config)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``engage subscription-link``. That the links work is tested in ``contract/test_preferences.py``."""
+"""``engage subscription-link``; that its links work is tested with the page."""
 
 from __future__ import annotations
 
