@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-__all__ = ["FORM", "OPERATIONS", "PREFERENCES_PAGE", "Operation", "Parameter"]
+__all__ = ["FORM", "OPERATIONS", "PREFERENCES_PAGE", "Operation", "Parameter", "allowed_at"]
 
 #: Content type of a form.
 FORM: Final = "application/x-www-form-urlencoded"
@@ -74,7 +74,7 @@ class Operation:
 
     @property
     def allowed(self) -> tuple[str, ...]:
-        """Every method that its paths answer, as in the header ``Allow``."""
+        """The methods that it answers."""
         head = ("HEAD",) if self.head or self.method == "GET" else ()
         return (self.method, *head, "OPTIONS")
 
@@ -384,3 +384,13 @@ OPERATIONS: Final[Sequence[Operation]] = (
         conditional=True,
     ),
 )
+
+
+def allowed_at(path: str) -> tuple[str, ...]:
+    """Return every method that a path answers, as in the header ``Allow``.
+
+    :param path: as in :attr:`Operation.paths`.
+    """
+    here = [operation.allowed for operation in OPERATIONS if path in operation.paths]
+    own = [method for allowed in here for method in allowed if method != "OPTIONS"]
+    return (*own, "OPTIONS")

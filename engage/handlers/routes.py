@@ -15,7 +15,7 @@ from engage.handlers.events import BatchHandler, EventHandler
 from engage.handlers.files import DescriptionHandler, PageHandler, SnippetHandler
 from engage.handlers.health import AliveHandler, ReadyHandler
 from engage.handlers.missing import MissingHandler
-from engage.handlers.operations import OPERATIONS
+from engage.handlers.operations import OPERATIONS, allowed_at
 from engage.handlers.preferences.handler import PreferencesHandler
 from engage.handlers.settings import ProjectSettingsHandler, SourceConfigHandler
 from engage.handlers.subscriptions import SubscriptionsHandler
@@ -86,15 +86,12 @@ class Router(httputil.HTTPServerConnectionDelegate):
         self._exact: dict[str, _Served] = {}
         #: The text before the part in braces and after it, the part's name, the handler.
         self._patterns: list[tuple[str, str, str, _Served]] = []
-        allowed: dict[str, tuple[str, ...]] = {}
         for operation in OPERATIONS:
             for path in operation.paths:
-                # Two operations at one path share its handler and its route.
-                methods = (*allowed.get(path, ()), *operation.allowed)
-                allowed[path] = tuple(dict.fromkeys(methods))
+                # Operations that share a path make the same route.
                 route = Route(
                     name=operation.name,
-                    allowed=allowed[path],
+                    allowed=allowed_at(path),
                     credentials=operation.credentials,
                     cross_origin=operation.cross_origin,
                 )

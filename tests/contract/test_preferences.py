@@ -106,7 +106,7 @@ def test_the_url_does_not_leak_from_the_page(server: Server) -> None:
         assert not re.search(r"(src|href|action)=\"?(?!data:)", answer.text)
     preflight = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
     options = server.client.options(page_of(link), headers=preflight)
-    assert (options.status_code, options.headers["allow"]) == (204, "GET, HEAD, OPTIONS, POST")
+    assert (options.status_code, options.headers["allow"]) == (204, "GET, HEAD, POST, OPTIONS")
     assert not any(name.startswith("access-control") for name in options.headers)
 
 
@@ -129,7 +129,7 @@ def test_the_path_of_older_links_of_dittofeed_has_the_page(server: Server) -> No
 
 def test_another_method_is_refused_with_a_page(server: Server) -> None:
     answer = server.client.put(page_of(members("put")), json={})
-    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD, OPTIONS, POST")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD, POST, OPTIONS")
     assert "That did not work" in answer.text
 
 
@@ -556,7 +556,7 @@ def test_a_page_of_ones_own_reads_the_choices(server: Server) -> None:
     assert (head.status_code, head.content) == (200, b"")
     assert ledger(server, "read") == []
     options = server.client.options(url, headers={"Origin": "https://shop.example.com"})
-    assert options.headers["access-control-allow-methods"] == "PUT, OPTIONS, GET, HEAD"
+    assert options.headers["access-control-allow-methods"] == "PUT, GET, HEAD, OPTIONS"
 
 
 # ------------------------------------------------------------------------------------- languages
