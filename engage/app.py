@@ -192,6 +192,7 @@ def _make_deliveries(
     return Deliveries(
         known=registry.webhooks,
         providers=registry.make_webhooks(config),
+        workspaces=config.workspaces,
         public_url=config.server.public_url,
         pipeline=pipeline,
         ingest=ingest,

@@ -7,10 +7,11 @@ After a failed delivery Customer.io holds back every later one, for up to seven 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from engage.api import (
+    OptOut,
     PayloadInvalid,
     ProviderContext,
     ProviderFactory,
@@ -27,6 +28,7 @@ from engage.webhooks import (
     check_hmac,
     check_timestamp,
     decode_hex,
+    email_opt_outs,
     email_recipient,
     event_id,
     merged,
@@ -72,6 +74,7 @@ class CustomerIo(SecretProvider):
     )
 
     secret_option = "signing_key"
+    opt_out_channels = ("email", "sms", "push", "whatsapp")
     signing = Signing(
         signature="x-cio-signature",
         body=True,
@@ -128,7 +131,36 @@ class CustomerIo(SecretProvider):
         if user is None and recipient is None:
             # All that Customer.io knows of this profile is the id that it assigned itself.
             document["anonymousId"] = f"customerio:{profile}"
-        return Translation(events=[TranslatedEvent(document, recipient)])
+        opt_outs = tuple(_opt_outs(kind, metric, data))
+        return Translation(events=[TranslatedEvent(document, recipient, opt_outs=opt_outs)])
+
+
+def _opt_outs(kind: str, metric: str, data: Mapping[str, Any]) -> Iterator[OptOut]:
+    """Yield what an event says about subscriptions."""
+    channels = CustomerIo.opt_out_channels
+    if metric == "cio_subscription_preferences_changed":
+        # All preferences of the person, as JSON in a text: those that did not change are in it too.
+        try:
+            content = parse_object(str(data.get("content")))
+        except PayloadInvalid:
+            return
+        topics = tuple(topic for topic in _refused(content.get("topics")) if text(topic))
+        if topics:
+            yield OptOut("unsubscribe", "email", topics)
+        for channel in _refused(content.get("channels")):
+            if channel in channels:
+                yield OptOut("unsubscribe", channel)
+    elif metric == "unsubscribed":
+        # A customer who has unsubscribed gets nothing more, in any channel.
+        for channel in channels if kind == "customer" else {kind}.intersection(channels):
+            yield OptOut("unsubscribe", channel)
+    elif kind == "email":
+        yield from email_opt_outs(_name(kind, metric), "hard")
+
+
+def _refused(preferences: object) -> list[str]:
+    items = preferences.items() if isinstance(preferences, dict) else ()
+    return [name for name, wanted in items if wanted is False]
 
 
 def _properties(

@@ -23,6 +23,7 @@ from engage.webhooks import (
     SecretProvider,
     check_hmac,
     decode_base64,
+    email_opt_outs,
     email_recipient,
     event_id,
     form_bytes,
@@ -67,6 +68,7 @@ class Mailchimp(SecretProvider):
     )
 
     secret_option = "webhook_key"
+    opt_out_channels = ("email",)
     signing = Signing(
         signature="x-mandrill-signature", encoding="base64", body=True, url=True, form=True
     )
@@ -146,7 +148,9 @@ def _event(
         else None,
         properties=spread(properties, metadata, "metadata", without=("userId", "user_id")),
     )
-    return TranslatedEvent(document, recipient, index)
+    # Mandrill rejects further messages of the same subaccount only.
+    opt_outs = email_opt_outs(name, BOUNCES.get(kind), message.get("subaccount"))
+    return TranslatedEvent(document, recipient, index, opt_outs=opt_outs)
 
 
 @hookimpl

@@ -23,6 +23,7 @@ from engage.api import (
 )
 from engage.webhooks import (
     StaticCredentialProvider,
+    email_opt_outs,
     email_recipient,
     event_id,
     iso_time,
@@ -77,6 +78,8 @@ class Postmark(StaticCredentialProvider):
         "3. Send e-mails with the metadata userId, and their events belong to that user."
     )
 
+    opt_out_channels = ("email",)
+
     def translate(self, request: WebhookRequest) -> Translation:
         """Return one track event."""
         record = parse_object(request.body)
@@ -107,6 +110,7 @@ def _translate(kind: str, record: Mapping[str, Any]) -> TranslatedEvent:
     )
     user, taken = own_user_id(metadata)
     once = _once(name, bounce, record, recipient)
+    bounce_type = _bounce_type(bounce) if name == "Email Bounced" else None
     document = track(
         name,
         message_id=event_id(*(once or _distinct(kind, record, time_field))),
@@ -116,7 +120,7 @@ def _translate(kind: str, record: Mapping[str, Any]) -> TranslatedEvent:
             merged(
                 {
                     "email": recipient.value if recipient else None,
-                    "bounceType": _bounce_type(bounce) if name == "Email Bounced" else None,
+                    "bounceType": bounce_type,
                 },
                 record,
                 without=["RecordType", "Metadata"],
@@ -126,7 +130,14 @@ def _translate(kind: str, record: Mapping[str, Any]) -> TranslatedEvent:
             without=taken,
         ),
     )
-    return TranslatedEvent(document, recipient, restated=once is not None)
+    # A filter made a SpamNotification, not the person. Postmark suppresses per message stream.
+    opt_outs = email_opt_outs(name, bounce_type, record.get("MessageStream"))
+    return TranslatedEvent(
+        document,
+        recipient,
+        restated=once is not None,
+        opt_outs=() if bounce == "SpamNotification" else opt_outs,
+    )
 
 
 def _once(

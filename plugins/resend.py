@@ -18,6 +18,7 @@ from engage.api import (
 from engage.webhooks import (
     SecretProvider,
     check_standard_webhook,
+    email_opt_outs,
     email_recipient,
     event_id,
     iso_time,
@@ -43,6 +44,7 @@ EVENTS: Final = {
     "email.clicked": "Email Link Clicked",
     "email.failed": "Email Dropped",
     "email.suppressed": "Email Dropped",
+    "contact.updated": "Email Unsubscribed",
 }
 BOUNCES: Final = {"permanent": "hard", "transient": "soft"}
 
@@ -51,12 +53,14 @@ class Resend(SecretProvider):
     """Deliveries of one Resend webhook."""
 
     setup = (
-        "1. Resend > Webhooks > Add Webhook: enter the URL and choose the events email.*.\n"
+        "1. Resend > Webhooks > Add Webhook: enter the URL and choose the events email.*, and\n"
+        "   contact.updated, which reports who has unsubscribed.\n"
         "2. Copy the signing secret of the webhook (whsec_...) into the option secret, and\n"
         "   restart engage.\n"
         "3. Send e-mails with the tag userId, and their events belong to that user."
     )
 
+    opt_out_channels = ("email",)
     signing = Signing(
         signature="svix-signature",
         signature_pattern=r"v1,(?P<signature>[^ ]*)",
@@ -77,7 +81,8 @@ class Resend(SecretProvider):
         check_standard_webhook(request, self.keys, prefixes=("svix", "webhook"))
 
     def translate(self, request: WebhookRequest) -> Translation:
-        """Return one track event for a sent e-mail; ignore domains, contacts and received mail."""
+        """Return one track event for a sent e-mail, or a contact who has unsubscribed; ignore
+        domains, other changes of contacts, and received mail."""
         payload = parse_object(request.body)
         kind = payload.get("type")
         name = EVENTS.get(kind) if isinstance(kind, str) else None
@@ -86,7 +91,9 @@ class Resend(SecretProvider):
         data = payload.get("data")
         if not isinstance(data, dict):
             raise PayloadInvalid("data: must be an object")
-        to = data.get("to")
+        if kind == "contact.updated" and data.get("unsubscribed") is not True:
+            return Translation(ignored=1)
+        to = data.get("email") if kind == "contact.updated" else data.get("to")
         recipient = email_recipient(*to) if isinstance(to, list) else email_recipient(to)
         tags = _tags(data.get("tags"))
         properties: dict[str, Any] = {}
@@ -110,7 +117,10 @@ class Resend(SecretProvider):
             user=user_id(tags.get("userId"), tags.get("user_id")),
             properties=spread(properties, tags, "tags", without=("userId", "user_id")),
         )
-        return Translation(events=[TranslatedEvent(document, recipient)])
+        # A contact was once one of an audience; now it is one of the team, in segments.
+        audience = data.get("audience_id") if "segment_ids" not in data else None
+        opt_outs = email_opt_outs(name, properties.get("bounceType"), audience)
+        return Translation(events=[TranslatedEvent(document, recipient, opt_outs=opt_outs)])
 
 
 def _tags(value: object) -> dict[str, Any]:

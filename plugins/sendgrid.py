@@ -34,6 +34,7 @@ from engage.webhooks import (
     check_timestamp,
     content_id,
     decode_base64,
+    email_opt_outs,
     email_recipient,
     event_id,
     merged,
@@ -83,6 +84,7 @@ class SendGrid(Provider):
         "   user. Choose the event Processed, so that this is true of late bounces too."
     )
 
+    opt_out_channels = ("email",)
     signing = Signing(
         signature=SIGNATURE,
         encoding="base64",
@@ -158,6 +160,9 @@ def _translate(kind: str, item: Mapping[str, Any], index: int) -> TranslatedEven
         event_id("processed", smtp_id, recipient.value.lower()) if smtp_id and recipient else None
     )
     earlier = sent if kind in _LATE else None
+    bounce = _bounce(item) if kind == "bounce" else None
+    # SendGrid gives the group of the message with other events too, but then stops everything.
+    group = item.get("asm_group_id") if kind == "group_unsubscribe" else None
     # A value that became a field is left out of the properties.
     fields = {"event", *taken, *(["timestamp"] if timestamp else ())}
     document = track(
@@ -171,14 +176,19 @@ def _translate(kind: str, item: Mapping[str, Any], index: int) -> TranslatedEven
         properties=merged(
             {
                 "email": recipient.value if recipient else None,
-                "bounceType": _bounce(item) if kind == "bounce" else None,
+                "bounceType": bounce,
             },
             item,
             without=fields,
         ),
     )
     return TranslatedEvent(
-        document, recipient, index, restated=earlier is not None, earlier=earlier
+        document,
+        recipient,
+        index,
+        restated=earlier is not None,
+        earlier=earlier,
+        opt_outs=email_opt_outs(_NAMES[kind], bounce, group),
     )
 
 

@@ -11,11 +11,12 @@ import hashlib
 import hmac
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 from urllib.parse import parse_qsl
 
 from engage.api import (
     ConfigError,
+    OptOut,
     PayloadInvalid,
     Provider,
     ProviderContext,
@@ -86,6 +87,7 @@ class Twilio(Provider):
         "   as its webhook for incoming messages."
     )
 
+    opt_out_channels = ("sms", "whatsapp", "rcs")
     # A form of at most a few KiB.
     max_body = 64 * 1024
     signing = Signing(
@@ -158,10 +160,18 @@ class Twilio(Provider):
         fields = dict(form_fields(request.body))
         message = text(fields.get("MessageSid") or fields.get("SmsSid"))
         opt_out = fields.get("OptOutType", "").lower()
+        channel = _channel(fields)
+        opt_outs: tuple[OptOut, ...] = ()
         if opt_out:
             # Received, so it belongs to the sender; the URL is the same for all of them.
             status, name, user = opt_out, OPT_OUTS.get(opt_out), None
             recipient = _recipient(fields.get("From", ""))
+            if channel.lower() in self.opt_out_channels:
+                kind: Literal["stop", "start"] = "stop" if opt_out == "stop" else "start"
+                # Twilio goes on with the messages of other services to this number.
+                service = text(fields.get("MessagingServiceSid"))
+                groups = () if service is None else (service,)
+                opt_outs = (OptOut(kind, channel.lower(), groups),)
         else:
             status = (fields.get("MessageStatus") or fields.get("SmsStatus") or "").lower()
             name = STATES.get(status)
@@ -173,13 +183,13 @@ class Twilio(Provider):
             raise PayloadInvalid("MessageSid: missing")
         # A callback has no time: the event happened when it arrived.
         document = track(
-            f"{_channel(fields)} {name}",
+            f"{channel} {name}",
             message_id=event_id(message, status),
             timestamp=None,
             user=user,
             properties=spread(fields, query, "query", without=QUERY_FIELDS),
         )
-        return Translation(events=[TranslatedEvent(document, recipient)])
+        return Translation(events=[TranslatedEvent(document, recipient, opt_outs=opt_outs)])
 
     def reply(self, request: WebhookRequest, result: WebhookResult) -> Reply | None:
         """Answer a received message with TwiML that sends nothing back.

@@ -110,6 +110,7 @@ __all__ = [
     "NothingSigned",
     "Observer",
     "ObserverFactory",
+    "OptOut",
     "OptionsSchema",
     "Outcome",
     "Page",

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 __all__ = [
     "Fetch",
+    "OptOut",
     "Provider",
     "ProviderContext",
     "ProviderFactory",
@@ -80,6 +81,27 @@ class Recipient:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class OptOut:
+    """A report of the service that it no longer sends to an address, or with ``start`` sends again.
+
+    ``[workspaces.unsubscribes.<provider>]`` says what changes: the choices of the user whom the
+    document names by ``userId``, or a suppression of the address in
+    :attr:`TranslatedEvent.recipient`. A user who was looked up by the address is never changed.
+    """
+
+    #: ``unsubscribe``: the person chose it. ``complaint``: the person reported spam. ``bounce``:
+    #: the address does not exist (a hard bounce). ``stop`` and ``start``: the person answered so;
+    #: they are of the address, and ``start`` lifts only what ``stop`` set.
+    kind: Literal["unsubscribe", "complaint", "bounce", "stop", "start"]
+    #: One of :attr:`Provider.opt_out_channels`. The address of ``email`` is an e-mail address,
+    #: that of any other channel a phone number.
+    channel: str
+    #: The service's own groups (lists, topics, streams) that it is about; empty: everything that
+    #: the service sends in this channel.
+    groups: Sequence[str] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class TranslatedEvent:
     """One event of a delivery, in Segment's form."""
 
@@ -107,6 +129,8 @@ class TranslatedEvent:
     #: ``restated`` too: when the delivery is repeated, the earlier event may be stored that was not
     #: stored at first.
     earlier: str | None = None
+    #: What the event says about subscriptions. It is applied when the event is stored.
+    opt_outs: Sequence[OptOut] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -208,6 +232,9 @@ class Provider(abc.ABC):
     #: Each workspace that enables the provider declares them as identifiers. The core reads them
     #: from the registered factory: a factory that is not the class needs this attribute itself.
     identifiers: Sequence[str] = ()
+    #: The channels of the :class:`OptOut` of its events, such as ``email`` or ``sms``; empty: it
+    #: reports none. The core reads them as it does ``identifiers``.
+    opt_out_channels: Sequence[str] = ()
     #: The largest body of the service's deliveries in bytes, compressed and decompressed; ``None``:
     #: ``limits.webhook_body_bytes``, which a larger value does not exceed. A body costs time and
     #: memory before it is verified, so set it if the service's deliveries are small.

@@ -180,6 +180,15 @@ async def _rehearse(
     for document in result.documents:
         line = orjson.dumps(document).decode()
         click.echo(safe(line) if terminal else line)
+    for change in result.effects.changes:
+        click.echo(
+            safe(f"unsubscribes {change.user_id} from {', '.join(change.choices)}"), err=True
+        )
+    for one in result.effects.suppressions:
+        group = f" for {one.group_id}" if one.group_id else ""
+        where = f"{one.channel} address {one.address}{group}"
+        verb = "lifts what suppressed the" if one.lifted else "suppresses the"
+        click.echo(safe(f"{verb} {where} ({one.reason})"), err=True)
     if registry is None and result.lookups:
         click.echo(
             f"engage: {plural(result.lookups, 'event')} without a user id: the server looks for"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ipaddress
 import itertools
+import json
 import os
 import re
 import tomllib
@@ -26,7 +27,7 @@ from engage.config.colors import READABLE, contrast
 from engage.config.interpolation import MAX_BYTES, resolve
 from engage.config.removed import without_removed
 from engage.config.schema_check import SettingsError, problems
-from engage.config.sections import Config, config_schema, default
+from engage.config.sections import Config, Workspace, config_schema, default
 
 __all__ = ["key_problem", "load"]
 
@@ -218,6 +219,24 @@ def _urls(config: Config) -> Iterator[tuple[str, str | None]]:
         yield f"cors.origins[{n}]", origin
 
 
+def _unsubscribe_problems(workspace: Workspace, at: str) -> list[str]:
+    """Return what is wrong with ``unsubscribes``; :mod:`engage.registry` checks the providers."""
+    found = []
+    known = {group.id for group in workspace.subscription_groups}
+    for name, rule in workspace.unsubscribes.items():
+        if rule.action == "groups" and not rule.groups:
+            found.append(f'{at}.{name}.groups: is missing; action = "groups" needs it')
+        elif rule.action != "groups" and rule.groups:
+            found.append(f'{at}.{name}.groups: has no effect unless action = "groups"')
+        found += [
+            f"{at}.{name}.groups.{json.dumps(theirs)}: there is no subscription group"
+            f" {json.dumps(ours)} in the workspace"
+            for theirs, ours in rule.groups.items()
+            if ours not in known
+        ]
+    return found
+
+
 def _contradictions(config: Config) -> list[str]:
     """Return the problems that a JSON Schema cannot express."""
     found = _duplicates(
@@ -257,6 +276,7 @@ def _contradictions(config: Config) -> list[str]:
             ((f"workspaces[{w}].subscription_secret[{s}]", secret) for s, secret in secrets),
             "secret",
         )
+        found += _unsubscribe_problems(workspace, f"workspaces[{w}].unsubscribes")
         if workspace.verify_identity == "required" and not workspace.identity_secrets:
             found.append(f"workspaces[{w}].identity_secret: is missing; verify_identity needs it")
     found += _shared_secrets(config)

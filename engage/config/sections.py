@@ -33,6 +33,7 @@ __all__ = [
     "ServerConfig",
     "StorageConfig",
     "SubscriptionGroup",
+    "Unsubscribes",
     "Workspace",
     "WriteKey",
     "config_schema",
@@ -278,6 +279,16 @@ class PreferencesPage:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Unsubscribes:
+    """``[workspaces.unsubscribes.<provider>]``: what the provider's reports change."""
+
+    #: ``channel``: all groups of the channel. ``groups``: those of ``groups``.
+    action: Literal["none", "channel", "groups"] = "none"
+    #: The provider's group → the id of a subscription group.
+    groups: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WriteKey:
     """``[[workspaces.write_keys]]``."""
 
@@ -322,6 +333,8 @@ class Workspace:
     write_keys: tuple[WriteKey, ...] = ()
     #: Enabled provider → its options.
     webhooks: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict, repr=False)
+    #: Enabled provider → what its reports change.
+    unsubscribes: Mapping[str, Unsubscribes] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@
 ``provider_calls.py``  calls the provider and handles whatever it raises
 ``fetcher.py``         fetches documents that a signature needs, such as a certificate
 ``recipients.py``      finds the user of an event by an address or another trait
+``opt_outs.py``        applies what providers report about subscriptions
 ``dry_run.py``         runs a recorded delivery without storing anything
 =====================  =============================================================
 """

@@ -18,6 +18,7 @@ from engage.config import Config
 from engage.deliveries import provider_calls
 from engage.deliveries.delivery import Delivery, Destination, body_limit, named_workspaces
 from engage.deliveries.fetcher import Fetcher
+from engage.deliveries.opt_outs import Effects, effects
 from engage.deliveries.recipients import Recipients, is_looked_up, without_lookup
 from engage.errors import ApiError, Problem, from_problems, located
 from engage.pipeline.decode import check_encoding
@@ -33,6 +34,8 @@ class Rehearsal:
 
     #: The events that it would store.
     documents: Sequence[Mapping[str, Any]]
+    #: What it would change in choices and suppressions.
+    effects: Effects
     #: How many elements it would ignore.
     ignored: int
     #: Why it would keep the delivery as a dead letter.
@@ -144,7 +147,7 @@ async def rehearse(
     largest = body_limit(destination.name, [provider], limits)
     request = await provider_calls.request_of(delivery, config.server.public_url, largest)
     if provider_calls.probe(provider, request) is not None:
-        return Rehearsal(documents=[], ignored=0, problems=[], lookups=0)
+        return Rehearsal(documents=[], effects=Effects(), ignored=0, problems=[], lookups=0)
     try:
         await provider_calls.verify(provider, request, fetcher)
     except SignatureMismatch as error:
@@ -158,6 +161,8 @@ async def rehearse(
     )
     schemas = Schemas.load()
     documents = []
+    changed = Effects()
+    workspace = next(one for one in config.workspaces if one.id == destination.workspace_id)
     events = translation.events
     if recipients is None:
         found = [without_lookup(event) for event in events]
@@ -168,8 +173,11 @@ async def rehearse(
             documents.append(_stored(document, arrival, schemas))
         except ApiError as error:
             problems += located(error, f"/{event.index}")
+        else:
+            effects(workspace, destination.name, event, arrival.received_at, changed)
     return Rehearsal(
         documents=documents,
+        effects=changed,
         ignored=translation.ignored,
         problems=problems,
         lookups=sum(map(is_looked_up, events)),

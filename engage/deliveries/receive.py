@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps of a webhook delivery: verify, translate, find its users, store, answer.
+"""The steps of a webhook delivery: verify, translate, find its users, store, opt out, answer.
 
 The URL or a header names the workspace, never the body. A delivery that is not verified leaves
 only a counter and a log line. A verified delivery is never lost: one that cannot be translated is
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import orjson
@@ -40,13 +40,14 @@ from engage.deliveries.delivery import (
     named_workspaces,
 )
 from engage.deliveries.fetcher import Fetcher, FetchError, FetchRefusedError
+from engage.deliveries.opt_outs import OptOuts
 from engage.deliveries.recipients import Recipients
 from engage.errors import ApiError, Limit, Problem, located, overloaded
 from engage.pipeline.admission import LARGE_BODY
 from engage.pipeline.clock import Clock
 
 if TYPE_CHECKING:
-    from engage.config import Limits
+    from engage.config import Limits, Workspace
     from engage.monitoring.metrics import Metrics
     from engage.pipeline.ingest import Ingest
     from engage.pipeline.pipeline import Pipeline
@@ -61,6 +62,7 @@ class Deliveries:
 
     :param known: the names of all installed providers.
     :param providers: provider → workspace id → the provider with the options of that workspace.
+    :param workspaces: say what the reports of providers change.
     :param public_url: the URL under which providers reach this server, without a trailing slash.
     :param clock: the time of this process.
     """
@@ -70,6 +72,7 @@ class Deliveries:
         *,
         known: Collection[str],
         providers: Mapping[str, Mapping[str, Provider]],
+        workspaces: Iterable[Workspace],
         public_url: str | None,
         pipeline: Pipeline,
         ingest: Ingest,
@@ -87,6 +90,7 @@ class Deliveries:
         self._pipeline = pipeline
         self._ingest = ingest
         self._recipients = Recipients(ingest.store, ingest.timeout)
+        self._opt_outs = OptOuts(workspaces, ingest.store, ingest.timeout)
         self._limits = limits
         self._metrics = metrics
         self._fetcher = fetcher
@@ -218,7 +222,7 @@ class Deliveries:
     async def _store(
         self, destination: Destination, request: WebhookRequest, *, undated: str | None = None
     ) -> tuple[Translation, WebhookResult, list[Problem]]:
-        """Translate a verified request and store its events.
+        """Translate a verified request, store its events, and apply what they report.
 
         :param undated: the time of events that have none; ``None``: the time of arrival.
         :return: the translation, its result, and the problems of events that could not be stored;
@@ -237,16 +241,24 @@ class Deliveries:
                 for document in documents
             ]
         accepted = duplicates = 0
+        workspace_id, name = destination.workspace_id, destination.name
         if documents:
             delivered = await self._pipeline.deliver(
-                destination.workspace_id,
-                destination.name,
+                workspace_id,
+                name,
                 documents,
                 restated={index for index, event in enumerate(events) if event.restated},
             )
             accepted, duplicates = delivered.accepted, delivered.duplicates
             for refused in delivered.rejected:
                 problems += located(refused.error, f"/{events[refused.index].index}")
+            # Also of duplicates: the process may have been killed after it stored the events.
+            without = {refused.index for refused in delivered.rejected}
+            pairs = enumerate(zip(events, documents, strict=True))
+            reports = [pair for index, pair in pairs if index not in without]
+            applied = await self._opt_outs.apply(workspace_id, name, reports, now=self.clock())
+            if applied:
+                self._metrics.event("subscription", "stored", applied, workspace_id)
         result = WebhookResult(
             accepted=accepted,
             ignored=translation.ignored,

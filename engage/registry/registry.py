@@ -29,6 +29,7 @@ from engage.api import (
     StorageContext,
     StorageFactory,
     SubscriptionStore,
+    SuppressionStore,
     Transform,
     TransformFactory,
 )
@@ -110,16 +111,26 @@ class Registry:
         :raises SettingsError: if any is wrong; it lists all problems.
         """
         found = [problem for use in _uses(config) for problem in self._problems(config, use)]
+        found += self._unsubscribe_problems(config)
         if found:
             raise SettingsError([f"{config.path}: {problem}" for problem in found])
 
     def warnings(self, config: Config) -> list[str]:
-        """Return a line for each key of a config that has no effect, because it was removed."""
+        """Return a line for each key of a config that has no effect, or less than it says."""
         found = list(config.warnings)
         for use in _uses(config):
             if use.name in self.tables[use.kind]:
                 schema = self.tables[use.kind][use.name].schema
                 found += without_removed(schema, use.options, use.at)[1]
+        for index, workspace in enumerate(config.workspaces):
+            groups = {group.channel for group in workspace.subscription_groups}
+            for name, rule in workspace.unsubscribes.items():
+                channels = self._channels(name)
+                if rule.action == "channel" and not groups.intersection(channels):
+                    found.append(
+                        f"workspaces[{index}].unsubscribes.{name}: no choice of a user changes,"
+                        f" because no subscription group has the channel {' or '.join(channels)}"
+                    )
         return found
 
     def make_storage(
@@ -203,7 +214,7 @@ class Registry:
         for workspace, use in _webhook_uses(config):
             context = ProviderContext(workspace_id=workspace, public_url=config.server.public_url)
             made.setdefault(use.name, {})[workspace] = self._make(config, use, context)
-        for problem in shared_credentials(made):
+        for problem in (*self._unsubscribe_problems(config), *shared_credentials(made)):
             raise ConfigError(f"{config.path}: {problem}")
         return made
 
@@ -265,6 +276,23 @@ class Registry:
             registered = self.webhooks.get(name)
             if registered is not None:
                 yield from getattr(registered.factory, "identifiers", ())
+
+    def _channels(self, provider: str) -> Sequence[str]:
+        """Return the channels in which a provider reports opt-outs; empty if it is unknown."""
+        registered = self.webhooks.get(provider)
+        return () if registered is None else getattr(registered.factory, "opt_out_channels", ())
+
+    def _unsubscribe_problems(self, config: Config) -> Iterator[str]:
+        """Yield what is wrong with the providers of ``unsubscribes``."""
+        for index, workspace in enumerate(config.workspaces):
+            for name in workspace.unsubscribes:
+                at = f"workspaces[{index}].unsubscribes.{name}"
+                if name not in self.webhooks:
+                    yield f"{at}: {self._unknown('webhook', name)}"
+                elif name not in workspace.webhooks:
+                    yield f"{at}: the workspace does not have [workspaces.webhooks.{name}]"
+                elif not self._channels(name):
+                    yield f"{at}: {name} reports neither unsubscribes nor bounces"
 
     def _problems(self, config: Config, use: _Use) -> Iterator[str]:
         table = self.tables[use.kind]
@@ -387,8 +415,17 @@ def _missing_capabilities(config: Config, store: EventStore) -> Iterator[str]:
     """Yield the capabilities that the config needs and the storage lacks."""
     groups = any(workspace.subscription_groups for workspace in config.workspaces)
     secrets = any(workspace.subscription_secrets for workspace in config.workspaces)
+    reports = any(
+        rule.action != "none"
+        for workspace in config.workspaces
+        for rule in workspace.unsubscribes.values()
+    )
     if groups and not isinstance(store, SubscriptionStore):
         yield "does not store subscriptions, but workspaces.subscription_groups is set"
+    if reports and not isinstance(store, SubscriptionStore):
+        yield "does not store subscriptions, but workspaces.unsubscribes has an action"
+    if reports and not isinstance(store, SuppressionStore):
+        yield "does not store suppressed addresses, but workspaces.unsubscribes has an action"
     if secrets and not isinstance(store, ProfileStore):
         yield (
             "does not store profiles, but workspaces.subscription_secret is set and subscription"

@@ -24,6 +24,7 @@ making events                          :func:`track` :func:`message_id` :func:`e
                                        :func:`merged` :func:`spread` :func:`text`
                                        :func:`user_id` :func:`own_user_id`
                                        :func:`email_recipient` :func:`phone_recipient`
+                                       :func:`email_opt_outs`
 =====================================  ============================================================
 """
 
@@ -48,6 +49,7 @@ __all__ = [
     "content_id",
     "decode_base64",
     "decode_hex",
+    "email_opt_outs",
     "email_recipient",
     "event_id",
     "form_bytes",

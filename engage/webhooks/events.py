@@ -12,12 +12,13 @@ from typing import Any, Final
 
 import orjson
 
-from engage.api import MAX_TIME, Recipient, identifier_value, render_time
+from engage.api import MAX_TIME, OptOut, Recipient, identifier_value, render_time
 
 __all__ = [
     "ElementIds",
     "at",
     "content_id",
+    "email_opt_outs",
     "email_recipient",
     "event_id",
     "iso_time",
@@ -220,6 +221,24 @@ def email_recipient(*candidates: object) -> Recipient | None:
         if "@" in address and identifier_value("email", address) is not None:
             return Recipient("email", address.strip())
     return None
+
+
+def email_opt_outs(name: str, bounce: str | None, *groups: object) -> tuple[OptOut, ...]:
+    """Return what an e-mail event says about subscriptions: an :class:`~engage.api.OptOut`, or ().
+
+    :param name: the event's name, as in the table of ``docs/webhooks.md``.
+    :param bounce: the ``bounceType``; only a ``hard`` bounce counts.
+    :param groups: the service's groups that it is about; those that :func:`text` does not accept
+        are left out.
+    """
+    own = tuple(filter(None, map(text, groups)))
+    if name == "Email Unsubscribed":
+        return (OptOut("unsubscribe", "email", own),)
+    if name == "Email Marked as Spam":
+        return (OptOut("complaint", "email", own),)
+    if name == "Email Bounced" and bounce == "hard":
+        return (OptOut("bounce", "email", own),)
+    return ()
 
 
 def phone_recipient(*candidates: object) -> Recipient | None:

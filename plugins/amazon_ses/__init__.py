@@ -49,6 +49,7 @@ class AmazonSes(Provider):
     # Only the region of the topic is called, see sns.py. The label before .amazonaws.com must be a
     # region: "sns.s3-us-west-2" would be someone's bucket.
     hosts = (sns.HOST,)
+    opt_out_channels = ("email",)
     # SNS limits a message to 256 KiB. As a string in JSON it can be three times as long.
     max_body = 1024 * 1024
     signing = Signing(members=sns.NOTIFICATION, signature_member="Signature", encoding="base64")

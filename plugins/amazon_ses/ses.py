@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from engage.api import PayloadInvalid, Recipient, TranslatedEvent, Translation
+from engage.api import OptOut, PayloadInvalid, Recipient, TranslatedEvent, Translation
 from engage.webhooks import (
+    email_opt_outs,
     email_recipient,
     event_id,
     iso_time,
@@ -49,6 +50,8 @@ _BOUNCES: Final[Mapping[str, str]] = {
     "Transient": "soft",
     "Undetermined": "undetermined",
 }
+#: Types of feedback reports that say nothing against the mail, or were not made by the person.
+_NOT_COMPLAINTS: Final = frozenset({"not-spam", "auth-failure"})
 #: Fields of the SNS message that are not kept: those that were translated, and the URL with which
 #: anyone who reads the event could end the subscription.
 _NOT_KEPT: Final = frozenset(
@@ -97,7 +100,8 @@ def translate(event: Mapping[str, Any], message: Mapping[str, Any]) -> Translati
             user=user,
             properties=properties,
         )
-        events.append(TranslatedEvent(document, recipient))
+        opt_outs = _opt_outs(document["event"], details)
+        events.append(TranslatedEvent(document, recipient, opt_outs=opt_outs))
     return Translation(events=events)
 
 
@@ -126,6 +130,31 @@ def _recipients(kind: str, details: Mapping[str, Any], mail: Mapping[str, Any]) 
 
 def _bounce(details: Mapping[str, Any]) -> str | None:
     return _BOUNCES.get(str(details.get("bounceType")))
+
+
+def _opt_outs(name: str, details: Mapping[str, Any]) -> tuple[OptOut, ...]:
+    """Return what an event says about subscriptions; the topics of the contact list are groups."""
+    if text(details.get("complaintFeedbackType")) in _NOT_COMPLAINTS:
+        return ()
+    if name != "Email Unsubscribed":
+        return email_opt_outs(name, _bounce(details))
+    new, old = (_object(details.get(f"{age}TopicPreferences")) for age in ("new", "old"))
+    if new.get("unsubscribeAll") is not False:
+        return email_opt_outs(name, None)
+    # The preferences are all that the person has: a topic that was left earlier is not left now.
+    topics = sorted(_left(new) - _left(old))
+    return email_opt_outs(name, None, *topics) if topics else ()
+
+
+def _left(preferences: Mapping[str, Any]) -> set[str]:
+    """Return the topics that a person does not want."""
+    topics = preferences.get("topicSubscriptionStatus")
+    listed = map(_object, topics if isinstance(topics, list) else [])
+    return {
+        str(one["topicName"])
+        for one in listed
+        if one.get("subscriptionStatus") == "OptOut" and text(one.get("topicName"))
+    }
 
 
 def _subscription(details: Mapping[str, Any]) -> str:

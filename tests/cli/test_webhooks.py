@@ -252,6 +252,33 @@ def test_users_are_looked_up_in_the_storage_on_demand(tmp_path: Path) -> None:
     assert "--store" not in result.stderr
 
 
+def test_a_recording_shows_what_its_reports_change(tmp_path: Path) -> None:
+    rules = (
+        '[workspaces.unsubscribes.postmark]\naction = "groups"\n'
+        'groups = { "broadcast" = "news" }\n'
+        '[[workspaces.subscription_groups]]\nid = "news"\nchannel = "email"\ntype = "opt_out"\n'
+    )
+    options = {"header": "X-Secret", "value": "a long word"}
+    path = config(tmp_path, workspace("acme", {"postmark": options}) + rules)
+    record = {
+        "RecordType": "SpamComplaint",
+        "Email": "Ann@example.com",
+        "MessageStream": "broadcast",
+        "Metadata": {"userId": "u1"},
+    }
+    recording = tmp_path / "delivery.json"
+    recording.write_text(
+        json.dumps({"headers": {"X-Secret": "a long word"}, "body": json.dumps(record)})
+    )
+    result = run("webhook-test", "postmark", recording, "--config", path)
+    assert result.exit_code == 0
+    assert result.stderr.splitlines()[1:-1] == [
+        "unsubscribes u1 from news",
+        "suppresses the email address ann@example.com for news (complaint)",
+    ]
+    assert not (tmp_path / "engage.db").exists()
+
+
 @pytest.mark.parametrize("now", ["nan", "inf", "-1", "1e300", "yesterday"])
 def test_a_value_that_is_not_a_time_is_wrong_usage(stripe: Path, tmp_path: Path, now: str) -> None:
     result = run("webhook-test", "stripe", recorded(tmp_path), "--config", stripe, "--now", now)

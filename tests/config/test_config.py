@@ -28,6 +28,7 @@ from engage.config import (
     ServerConfig,
     StorageConfig,
     SubscriptionGroup,
+    Unsubscribes,
     Workspace,
     WriteKey,
     config_schema,
@@ -38,6 +39,17 @@ from engage.config.sections import default
 
 MINIMAL = '[[workspaces]]\nid = "acme"\n'
 KEY = '[[workspaces.write_keys]]\nid = "a"\n'
+
+
+UNSUBSCRIBES = """
+[workspaces.unsubscribes.x]
+action = "groups"
+groups = { "7" = "news" }
+[[workspaces.subscription_groups]]
+id = "news"
+channel = "email"
+type = "opt_out"
+"""
 
 
 @pytest.fixture
@@ -225,6 +237,13 @@ def test_every_key_is_loaded(write: Any) -> None:
             verify_identity="required",
         ),
     )
+
+
+def test_what_providers_report_is_loaded(write: Any) -> None:
+    [workspace] = load(write(MINIMAL + UNSUBSCRIBES)).workspaces
+    assert workspace.unsubscribes == {"x": Unsubscribes(action="groups", groups={"7": "news"})}
+    [workspace] = load(write(MINIMAL + "[workspaces.unsubscribes.x]")).workspaces
+    assert workspace.unsubscribes == {"x": Unsubscribes(action="none", groups={})}
 
 
 def test_the_log_is_loaded(write: Any) -> None:
@@ -434,6 +453,24 @@ def test_a_byte_order_mark_and_crlf_are_accepted(write: Any) -> None:
             + '\nsubscription_secret = "SECRET"',
             "workspaces[0].identity_secret[0]: is the same secret as"
             " workspaces[1].subscription_secret[0]; use a different one",
+        ),
+        (
+            MINIMAL + '[workspaces.unsubscribes.x]\naction = "groups"',
+            'workspaces[0].unsubscribes.x.groups: is missing; action = "groups" needs it',
+        ),
+        (
+            MINIMAL + UNSUBSCRIBES.replace('groups"', 'channel"'),
+            'workspaces[0].unsubscribes.x.groups: has no effect unless action = "groups"',
+        ),
+        (
+            MINIMAL + UNSUBSCRIBES.replace('= "news" }', '= "nwes" }'),
+            'workspaces[0].unsubscribes.x.groups."7": there is no subscription group "nwes" in the'
+            " workspace",
+        ),
+        (
+            MINIMAL + '[workspaces.unsubscribes.x]\naction = "all"',
+            'workspaces[0].unsubscribes.x.action: must be one of "none", "channel", "groups" (it is'
+            ' "all")',
         ),
         (
             MINIMAL * 2,
@@ -688,9 +725,13 @@ def test_the_schema_of_workspaces_has_the_fields_of_the_dataclasses() -> None:
     workspace = config_schema()["properties"]["workspaces"]["items"]["properties"]
     fields = {field.name for field in dataclasses.fields(Workspace)}
     assert {key.replace("secret", "secrets") for key in workspace} == fields
-    for key, cls in (("write_keys", WriteKey), ("subscription_groups", SubscriptionGroup)):
+    for key, cls, inner in (
+        ("write_keys", WriteKey, "items"),
+        ("subscription_groups", SubscriptionGroup, "items"),
+        ("unsubscribes", Unsubscribes, "additionalProperties"),
+    ):
         # The names of a group are its `name`, if that is a table.
-        assert set(workspace[key]["items"]["properties"]) == {
+        assert set(workspace[key][inner]["properties"]) == {
             field.name for field in dataclasses.fields(cls) if field.name != "names"
         }
     page = workspace["preferences_page"]["properties"]

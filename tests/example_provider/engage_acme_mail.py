@@ -20,6 +20,7 @@ EVENTS = {
     "opened": "Email Opened",
     "clicked": "Email Link Clicked",
     "bounced": "Email Bounced",
+    "unsubscribed": "Email Unsubscribed",
 }
 
 
@@ -35,6 +36,7 @@ class AcmeMail(webhooks.SecretProvider):
     setup = (
         "Acme Mail > Settings > Webhooks: paste the URL, copy the secret into the option secret."
     )
+    opt_out_channels = ("email",)
 
     def verify(self, request, fetched):
         timestamp = webhooks.one_header(request, "acme-timestamp")
@@ -59,17 +61,20 @@ class AcmeMail(webhooks.SecretProvider):
 
 def event_of(item, index):
     custom = item.get("custom")
+    name = EVENTS[item["kind"]]
     properties = webhooks.merged(item, without=("id", "kind", "at", "custom"))
-    if item["kind"] == "bounced":
+    if name == "Email Bounced":
         properties["bounceType"] = "hard" if item.get("permanent") is True else "soft"
     document = webhooks.track(
-        EVENTS[item["kind"]],
+        name,
         message_id=webhooks.message_id(item["id"]),
         timestamp=webhooks.unix_time(item.get("at")),
         user=webhooks.user_id(webhooks.at(custom, "userId")),
         properties=webhooks.spread(properties, custom, "custom", without=["userId"]),
     )
-    return api.TranslatedEvent(document, webhooks.email_recipient(item.get("email")), index)
+    recipient = webhooks.email_recipient(item.get("email"))
+    opt_outs = webhooks.email_opt_outs(name, properties.get("bounceType"), item.get("list"))
+    return api.TranslatedEvent(document, recipient, index, opt_outs=opt_outs)
 
 
 @api.hookimpl

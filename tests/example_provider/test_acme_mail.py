@@ -9,6 +9,7 @@ class TestAcmeMail(ProviderConformance):
     options = {"secret": "one"}
     other_options = {"secret": "another"}
     body = b'{"events": [{"id": "e1", "kind": "opened", "at": 1700000000, "email": "a@b.c"}]}'
+    opt_out_body = body.replace(b"opened", b"unsubscribed")
 
     def sign(self, body, options, timestamp):
         key, signed = options["secret"].encode(), timestamp.encode() + b"." + body

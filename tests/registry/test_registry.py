@@ -14,6 +14,7 @@ from engage.config import Config, load
 from engage.config.schema_check import SettingsError
 from engage.registry import PluginError, Registry
 from engage.registry.discovery import KINDS, Discovered, Registered
+from engage.testing.memory_store import MemorySuppressions
 from support.memory_store import MemoryEvents, MemoryProfiles, MemorySubscriptions
 
 OPTIONS = {
@@ -36,8 +37,25 @@ class Events(MemoryEvents):
         self.context = context
 
 
-class Whole(Events, MemoryProfiles, MemorySubscriptions):
-    """A storage with profiles and subscriptions."""
+class Whole(Events, MemoryProfiles, MemorySubscriptions, MemorySuppressions):
+    """A storage with profiles, subscriptions and suppressions."""
+
+
+class Chosen(Events, MemorySubscriptions):
+    """A storage with subscriptions, and without suppressions."""
+
+
+class Mailer:
+    """A provider that reports unsubscribes."""
+
+    opt_out_channels = ("email", "sms")
+
+    def __init__(self, *_: object) -> None:
+        """Take any options."""
+
+    def credentials(self) -> list[bytes]:
+        """Return none."""
+        return []
 
 
 def registry(**tables: Mapping[str, Any]) -> Registry:
@@ -260,6 +278,59 @@ def test_a_factory_gets_only_valid_options(config: Any) -> None:
     assert made == []
 
 
+GROUP = '[[workspaces.subscription_groups]]\nid = "n"\nchannel = "c"\ntype = "opt_in"\n'
+UNSUBSCRIBES = '[workspaces.unsubscribes.mailer]\naction = "channel"\n'
+MAILER = "[workspaces.webhooks.mailer]\n" + UNSUBSCRIBES
+
+
+@pytest.mark.parametrize(
+    ("workspace", "problem"),
+    [
+        (MAILER, None),
+        (MAILER.replace('action = "channel"', ""), None),
+        (UNSUBSCRIBES, "mailer: the workspace does not have [workspaces.webhooks.mailer]"),
+        (
+            UNSUBSCRIBES.replace("mailer", "maler"),
+            "maler: no webhook provider 'maler' is installed; did you mean 'mailer'?",
+        ),
+        (
+            MAILER.replace("mailer", "shop"),
+            "shop: shop reports neither unsubscribes nor bounces",
+        ),
+    ],
+)
+def test_unsubscribes_are_of_an_enabled_provider_that_reports_them(
+    config: Any, workspace: str, problem: str | None
+) -> None:
+    installed = registry(
+        storage={"whole": Whole}, webhook={"mailer": Mailer, "shop": lambda *_: Mailer()}
+    )
+    chosen = config('[storage]\nbackend = "whole"', workspace)
+    if problem is None:
+        installed.check(chosen)
+        assert list(installed.make_webhooks(chosen)) == ["mailer"]
+        return
+    for call in (installed.check, installed.make_webhooks):
+        with pytest.raises(ConfigError) as caught:
+            call(chosen)
+        assert str(caught.value) == f"{chosen.path}: workspaces[0].unsubscribes.{problem}"
+
+
+def test_an_action_on_a_channel_without_groups_is_a_warning(config: Any) -> None:
+    installed = registry(storage={"whole": Whole}, webhook={"mailer": Mailer})
+    for channel, expected in (("sms", 0), ("Email", 1)):
+        group = GROUP.replace('"c"', f'"{channel}"')
+        found = installed.warnings(config("", group + MAILER))
+        assert (
+            found
+            == [
+                "workspaces[0].unsubscribes.mailer: no choice of a user changes, because no"
+                " subscription group has the channel email or sms"
+            ]
+            * expected
+        )
+
+
 def test_removed_options_are_reported_and_not_passed_on(config: Any) -> None:
     installed = registry(transform={"t": dict}, storage={"mongo": Events})
     chosen = config('[[transforms]]\nname = "t"\noptions = {mode = "safe", speed = 3}')
@@ -320,7 +391,15 @@ def test_the_text_of_a_factorys_error_has_no_secret(config: Any) -> None:
     assert str(caught.value).endswith("ValueError: bad: ***")
 
 
-GROUP = '[[workspaces.subscription_groups]]\nid = "n"\nchannel = "c"\ntype = "opt_in"\n'
+@pytest.mark.parametrize("storage", [Events, Chosen])
+def test_unsubscribes_need_a_storage_that_can_apply_them(config: Any, storage: Any) -> None:
+    missing = "subscriptions" if storage is Events else "suppressed addresses"
+    chosen = config('[storage]\nbackend = "s"', MAILER)
+    with pytest.raises(ConfigError, match=f"does not store {missing}, but workspaces.unsubscribes"):
+        registry(storage={"s": storage}).make_storage(chosen)
+    idle = config('[storage]\nbackend = "s"', MAILER.replace("channel", "none"))
+    registry(storage={"s": storage}).make_storage(idle)
+    registry(storage={"s": Whole}).make_storage(chosen)
 
 
 @pytest.mark.parametrize(

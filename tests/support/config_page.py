@@ -34,6 +34,7 @@ def _sections(root: Mapping[str, Any], schema: Mapping[str, Any], prefix: str) -
     for name, given in schema["properties"].items():
         section = _resolved(root, given)
         items = _resolved(root, section.get("items", {}))
+        named = section.get("additionalProperties") or {}
         path = f"{prefix}{name}"
         if section.get("type") == "object" and "properties" in section:
             yield from _table(root, f"[{path}]", section, section)
@@ -41,6 +42,8 @@ def _sections(root: Mapping[str, Any], schema: Mapping[str, Any], prefix: str) -
         elif "properties" in items:
             yield from _table(root, f"[[{path}]]", section, items)
             yield from _sections(root, items, f"{path}.")
+        elif "properties" in named:
+            yield from _table(root, f"[{path}.<name>]", section, named)
         elif not prefix:
             yield f"### `[{path}.<name>]`\n\n{section['description']}\n"
 
@@ -61,7 +64,8 @@ def _table(
     rows = []
     for key, given in table["properties"].items():
         schema = _resolved(root, given)
-        if "properties" in schema or "properties" in _resolved(root, schema.get("items", {})):
+        parts = (schema, schema.get("items", {}), schema.get("additionalProperties") or {})
+        if any("properties" in _resolved(root, part) for part in parts):
             continue  # It has a separate section.
         required = key in table.get("required", ())
         default = "required" if required else _default(key, schema)

@@ -26,7 +26,7 @@ import functools
 import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args, get_type_hints
 
 import hypothesis
 import orjson
@@ -34,10 +34,12 @@ import pytest
 from hypothesis import strategies as st
 
 from engage.api import (
+    OptOut,
     PayloadInvalid,
     Provider,
     ProviderContext,
     SignatureMismatch,
+    TranslatedEvent,
     Translation,
     WebhookRequest,
 )
@@ -84,6 +86,9 @@ class ProviderConformance:
     secret_option: ClassVar[str | None] = "secret"
     #: The body of a genuine delivery of at least one event.
     body: ClassVar[bytes]
+    #: The body of a genuine delivery that reports an opt-out; required if the provider has
+    #: ``opt_out_channels``.
+    opt_out_body: ClassVar[bytes | None] = None
     #: Headers that are not part of the authentication.
     headers: ClassVar[Mapping[str, str]] = {}
     #: The URL of the delivery.
@@ -223,6 +228,24 @@ class ProviderConformance:
             _check_document(event.document)
             known = event.document.get("userId") or event.document.get("anonymousId")
             assert known or event.recipient is not None
+            self._check_opt_outs(event)
+
+    def test_an_opt_out_is_reported(self) -> None:
+        if not self.make().opt_out_channels:
+            pytest.skip("the provider reports no opt-outs")
+        assert self.opt_out_body is not None, "opt_out_body: a delivery that reports an opt-out"
+        request = self.delivery(self.opt_out_body, self.options, str(self.now))
+        self.verify(request)
+        first, again = (
+            [event for event in self.make().translate(sent).events if event.opt_outs]
+            for sent in (request, replace(request, now=self.now + 1))
+        )
+        assert first, "opt_out_body: no event of it has opt_outs"
+        # A repeated delivery is applied once: its events have the same ids and times.
+        assert [event.document for event in first] == [event.document for event in again]
+        for event in first:
+            assert event.document.get("userId") or event.recipient is not None
+            self._check_opt_outs(event)
 
     def test_header_names_have_no_case(self) -> None:
         request = self.genuine()
@@ -394,6 +417,15 @@ class ProviderConformance:
         for event in translation.events:
             # The pipeline may refuse a document, but it must be JSON.
             orjson.dumps(event.document)
+            self._check_opt_outs(event)
+
+    def _check_opt_outs(self, event: TranslatedEvent) -> None:
+        channels = self.make().opt_out_channels
+        for opt_out in event.opt_outs:
+            assert opt_out.kind in get_args(get_type_hints(OptOut)["kind"])
+            assert opt_out.channel in channels, "name the channel in opt_out_channels"
+            assert not isinstance(opt_out.groups, str), "groups: must be a sequence of texts"
+            assert all(isinstance(group, str) and group for group in opt_out.groups)
 
 
 def _check_document(document: dict[str, Any]) -> None:
