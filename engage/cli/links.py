@@ -4,21 +4,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
 from urllib.parse import urlencode
 
 import click
 
-from engage.api import ConfigError, EngageError
+from engage.api import DAY_MS, ConfigError, EngageError, identifier_value
 from engage.cli.common import config_option, load_chosen, now, workspace_option
 from engage.handlers.operations import PREFERENCES_PAGE
 from engage.keys.links import subscription_hash
 
 __all__ = ["subscription_link"]
-
-_DAY_SECONDS: Final = 24 * 60 * 60
-#: Characters of an id in a request.
-_ID_LENGTH: Final = 512
 
 
 @click.command(
@@ -62,8 +57,8 @@ def subscription_link(
     if group is not None and group not in groups:
         there = ", ".join(groups) or "it has none"
         raise ConfigError(f"{group!r} is not a subscription group of {name} ({there})")
-    if not 0 < len(user) <= _ID_LENGTH:
-        raise EngageError(f"an id has 1 to {_ID_LENGTH} characters")
+    if identifier_value("id", user) is None:
+        raise EngageError("an id has 1 to 512 characters")
     base = config.server.public_url
     if headers and not (base or "").startswith("https://"):
         raise ConfigError(
@@ -75,7 +70,7 @@ def subscription_link(
         click.echo(
             "engage: server.public_url is not set: only this machine can open the link", err=True
         )
-    until = None if expires is None else now() // 1000 + expires * _DAY_SECONDS
+    until = None if expires is None else (now() + expires * DAY_MS) // 1000
     signed = subscription_hash(
         workspace.subscription_secrets[0],
         user_id=user,

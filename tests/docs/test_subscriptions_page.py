@@ -95,7 +95,7 @@ def run(command: Sequence[object], calls: Sequence[Arguments], **options: Any) -
 def by_python(folder: Path, calls: Sequence[Arguments]) -> list[str]:
     names: dict[str, Any] = {}
     exec(compile(block("python"), str(PAGE), "exec"), names)
-    return [names["preferences_link"](*call) for call in calls]
+    return [str(names["preferences_link"](*call)) for call in calls]
 
 
 def by_node(folder: Path, calls: Sequence[Arguments]) -> list[str]:
