@@ -245,7 +245,12 @@ class MongoStorage(
 
     async def apply(self, change: SubscriptionChange) -> Mapping[str, bool]:
         await self._ready()
-        choices = await self._subscriptions.apply(change)
+        try:
+            choices = await self._subscriptions.apply(change)
+        except StorageUnavailable:
+            # The choice may be stored, and its record not yet in the history.
+            self._writer.complete_later()
+            raise
         if self._subscriptions.has_copied:
             self._work.set()
         return choices

@@ -27,6 +27,7 @@ def config(tmp_path: Path) -> Path:
     ann = suppression("ann@b.c", how="webhook:sendgrid", source_id="evt 1")
 
     async def write() -> None:
+        store: Any
         async with open_store(path) as store:
             await store.suppress(
                 [
@@ -85,6 +86,7 @@ def test_remove_lifts_until_a_later_report(config: Path) -> None:
         assert result.stderr == "engage: none of these addresses is suppressed\n"
 
     async def report() -> tuple[Any, Any]:
+        store: Any
         async with open_store(config) as store:
             await store.suppress([suppression("ann@b.c", at=9)])
             still = await store.suppressions("acme", [("email", "ann@b.c")])

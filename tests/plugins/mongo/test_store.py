@@ -419,6 +419,23 @@ async def test_a_choice_and_its_record_are_one_write(tmp_path: Path) -> None:
             ]
 
 
+async def test_a_living_process_completes_the_history(tmp_path: Path) -> None:
+    with Proxy(mongo.shared(PROXIED).address) as proxy:
+        url = proxy.url(f"engage_test_{os.urandom(6).hex()}", "timeoutMS=20000")
+        async with opened(tmp_path, url) as made:
+
+            def rule(name: str, command: Any) -> Any:
+                return CLOSE if name == "insert" and command["insert"] == schema.HISTORY else None
+
+            proxy.rule = rule
+            with pytest.raises(StorageUnavailable):
+                await made.apply(change("1"))
+            assert await made.state(WORKSPACE, "u") == {"g": True}
+            proxy.rule = None
+            # Without another change of the user.
+            await eventually(lambda: raw(url)[schema.HISTORY].find_one({"changeId": "1"}))
+
+
 async def test_changes_without_effect_are_bounded_for_each_user(tmp_path: Path) -> None:
     url = mongo.shared(ATOMIC).url()
 
