@@ -89,7 +89,7 @@ def run(command: Sequence[object], calls: Sequence[Arguments], **options: Any) -
         **options,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    return str(done.stdout).splitlines()
 
 
 def by_python(folder: Path, calls: Sequence[Arguments]) -> list[str]:

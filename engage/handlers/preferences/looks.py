@@ -47,6 +47,9 @@ _LANGUAGE: Final = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*", re.ASCII)
 #: A language and its weight in ``Accept-Language`` (RFC 9110, section 12.5.4).
 _ACCEPTED: Final = re.compile(r"\s*([A-Za-z0-9-]{1,35})\s*(?:;\s*q=([0-9.]{1,5})\s*)?", re.ASCII)
 
+#: People do not read more languages.
+_MAX_LANGUAGES: Final = 32
+
 #: Language → name of a text → text.
 _Texts = dict[str, dict[str, str]]
 
@@ -99,17 +102,9 @@ class Look:
         self.imprint = page.imprint
         self.privacy = page.privacy
         self.logo = None if page.logo is None else _data_url(base / page.logo)
-        colors = {"accent": page.color, "dark": lightened(page.color, _DARK)}
-        css = _PLACEHOLDER.sub(lambda found: colors[found[1]], _packaged("style.css"))
-        #: Style sheet, in the page.
-        self.style = css
-        digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
-        #: Of the page: without scripts, and without content from elsewhere.
-        self.policy = (
-            f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; form-action 'self';"
-            " base-uri 'none'; frame-ancestors 'none'"
-        )
-        self._languages = {code: dict(texts) for code, texts in _built_in().items()}
+        #: Style sheet, in the page, and the policy that allows it.
+        self.style, self.policy = _style(page.color)
+        self._languages = dict(_built_in())
         if page.texts is not None:
             _add_texts(self._languages, base / page.texts)
 
@@ -120,7 +115,7 @@ class Look:
         :param accepted: the header ``Accept-Language``.
         """
         ranked: list[tuple[float, str]] = []
-        for part in accepted.split(","):
+        for part in accepted.split(",")[:_MAX_LANGUAGES]:
             if found := _ACCEPTED.fullmatch(part):
                 try:
                     weight = float(found[2] or 1)
@@ -170,6 +165,20 @@ class Looks:
 @functools.cache
 def _template() -> template.Template:
     return template.Template(_packaged("page.html"), autoescape="xhtml_escape")
+
+
+@functools.cache
+def _style(color: str) -> tuple[str, str]:
+    """Return the style sheet with a colour, and the Content-Security-Policy of its page: without
+    scripts, and without content from elsewhere."""
+    colors = {"accent": color, "dark": lightened(color, _DARK)}
+    css = _PLACEHOLDER.sub(lambda found: colors[found[1]], _packaged("style.css"))
+    digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; form-action 'self';"
+        " base-uri 'none'; frame-ancestors 'none'"
+    )
+    return css, policy
 
 
 @functools.cache
