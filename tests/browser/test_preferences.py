@@ -1,11 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The preferences page in a real browser: with and without scripts, at every size, by keyboard."""
+"""The preferences page in a real browser: with and without scripts, at every size, by keyboard.
+
+``ENGAGE_PICTURES=1 pytest tests/browser/test_preferences.py -k picture`` writes the pictures of
+docs/subscriptions.md again.
+"""
 
 from __future__ import annotations
 
+import base64
 import http.server
+import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,15 +21,19 @@ from selenium.webdriver.common.keys import Keys
 from support.axe import accessible
 from support.browser import Browser, Pages
 from support.operator import Operator
+from support.png import small
 from support.preferences import AT_FIRST, GROUPS, choices, ledger, members, page_of
 from support.server_process import Server, start_server
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
-LOGO = (
-    "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 120 40'><circle cx='20' cy='20' r='20'/>"
-    "</svg>"
-)
+IMAGES = Path(__file__).resolve().parents[2] / "docs/images"
+LOGO = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 215 44">
+<rect width="44" height="44" rx="11" fill="#0b6b57"/>
+<path d="M13 31V13l18 18V13" stroke="#fff" stroke-width="4" fill="none" stroke-linejoin="round"/>
+<text x="56" y="31" font-family="system-ui,sans-serif" font-size="26" font-weight="700"
+ fill="#12211d">Northwind</text></svg>
+"""
 LOOKS = """
 [workspaces.preferences_page]
 name = "Northwind"
@@ -31,6 +42,29 @@ color = "#0b6b57"
 imprint = "http://127.0.0.1:{port}/imprint"
 privacy = "http://127.0.0.1:{port}/privacy"
 """
+#: The workspace of the pictures.
+SHOP = """
+[[workspaces]]
+id = "shop"
+subscription_secret = "secret-of-the-shop"
+[workspaces.preferences_page]
+name = "Northwind"
+logo = "logo.svg"
+color = "#0b6b57"
+imprint = "https://www.example.com/imprint"
+privacy = "https://www.example.com/privacy"
+""" + "".join(
+    f'[[workspaces.subscription_groups]]\nid = "g{n}"\nname = "{name}"\n'
+    f'channel = "{channel}"\ntype = "{kind}"\n'
+    for n, (name, channel, kind) in enumerate(
+        [
+            ("Newsletter", "email", "opt_out"),
+            ("Offers and vouchers", "email", "opt_in"),
+            ("Product updates", "email", "opt_out"),
+            ("Delivery news", "sms", "opt_out"),
+        ]
+    )
+)
 EXPIRED = 1_000_000_000
 SIZES = (320, 390, 768, 1280)
 #: The largest part of an element of the page that lies outside of the window, in pixels.
@@ -82,7 +116,7 @@ def engage(tmp_path_factory: pytest.TempPathFactory, elsewhere: Elsewhere) -> It
     folder = tmp_path_factory.mktemp("preferences")
     (folder / "logo.svg").write_text(LOGO)
     looks = LOOKS.format(port=elsewhere.server_address[1])
-    with start_server(folder, config_extra=looks + GROUPS) as server:
+    with start_server(folder, config_extra=looks + GROUPS + SHOP) as server:
         yield server
 
 
@@ -282,3 +316,21 @@ def test_no_other_website_learns_of_the_link(
     person.browser.open(pages.url + "/")
     person.until(lambda: any("frame-ancestors" in line for line in person.browser.errors()))
     person.browser.requested.clear()
+
+
+@pytest.mark.checkout
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_picture(person: Operator, theme: str) -> None:
+    cdp = person.browser.cdp
+    person.media(prefers_color_scheme=theme)
+    cdp("Emulation.setScrollbarsHidden", hidden=True)
+    person.size(390, 1010)
+    link = members("picture", workspace="shop", secret="secret-of-the-shop")
+    follow(person, link, s="g0", sub="0")
+    picture = small(base64.b64decode(cdp("Page.captureScreenshot", format="png")["data"]))
+    cdp("Emulation.setScrollbarsHidden", hidden=False)
+    file = IMAGES / f"preferences-{theme}.png"
+    if os.environ.get("ENGAGE_PICTURES"):
+        file.write_bytes(picture)
+    assert picture.startswith(b"\x89PNG")
+    assert max(len(picture), file.stat().st_size) < 60_000
