@@ -9,7 +9,7 @@ and no cookie: the signature in the query is the permission, for all of these.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from engage.api import PayloadInvalid
@@ -38,6 +38,12 @@ _ONE_CLICK_PART: Final = re.compile(
 #: The names of errors among the texts; of others: ``failed``, and ``unavailable`` for a 5xx.
 _TEXTS: Final[Mapping[str, str]] = {"invalid_user_hash": "invalid", "rate_limited": "limited"}
 
+#: What a page does not have unless it is given.
+_EMPTY: Final[Mapping[str, object]] = {
+    **dict.fromkeys(("status", "address", "shown"), ""),
+    **dict.fromkeys(("offers", "channels", "after"), ()),
+}
+
 #: A button: the name of its field, the value, and the text.
 _Offer = tuple[str, str, str]
 
@@ -48,7 +54,7 @@ def is_one_click(content_type: str, body: bytes) -> bool:
     :raises ApiError: 413, if it is, and is too large; 400 ``invalid_payload`` if it is no form.
     """
     if content_type.strip().lower().startswith("multipart/"):
-        # Nothing else is sent like this.
+        # Nothing else is sent like this. The search takes the square of the size.
         if len(body) > ONE_CLICK_BODY.bytes:
             raise body_too_large(ONE_CLICK_BODY)
         return _ONE_CLICK_PART.search(body) is not None
@@ -234,14 +240,9 @@ class PreferencesHandler(Handler):
         """Answer with a page that does not tell which workspaces there are."""
         text = _TEXTS.get(error.code, "unavailable" if error.status >= 500 else "failed")
         look = self.services.looks.neutral
-        self._answer(
-            look,
-            self._words(look),
-            heading=f"{text}_title",
-            detail=text,
-            code=error.status,
-            headers=headers,
-        )
+        words = self._words(look)
+        heading = f"{text}_title"
+        self._answer(look, words, heading=heading, detail=text, code=error.status, headers=headers)
 
     def _answer(
         self,
@@ -250,27 +251,20 @@ class PreferencesHandler(Handler):
         *,
         heading: str,
         detail: str = "",
-        status: str = "",
-        address: str = "",
-        offers: Iterable[_Offer] = (),
-        channels: Iterable[object] = (),
-        shown: str = "",
-        after: Iterable[_Offer] = (),
         code: int = 200,
         headers: Mapping[str, str] | None = None,
+        **values: object,
     ) -> None:
-        """Send the page; the arguments are those of ``page.html``, and names of texts."""
-        body = look.page(
-            words=words,
-            heading=words.text(heading),
-            detail=words.text(detail, name=look.name) if detail else "",
-            status=status,
-            address=address,
-            offers=offers,
-            channels=channels,
-            shown=shown,
-            after=after,
-        )
+        """Send the page.
+
+        :param heading: the name of a text, as is ``detail``.
+        :param values: the other names that ``page.html`` lists, unless they are empty.
+        """
+        texts = {
+            "heading": words.text(heading),
+            "detail": words.text(detail, name=look.name) if detail else "",
+        }
+        body = look.page(words=words, **{**_EMPTY, **values, **texts})
         sent = {
             # The URL is a permission: it must not leak, and the page must not be kept or framed.
             "Content-Security-Policy": look.policy,
