@@ -17,6 +17,7 @@
 ``users.py``          ``engage users show``, ``remove-trait``, ``unlink`` and ``link``
 ``subscriptions.py``  ``engage subscriptions import`` and ``export``
 ``suppressions.py``   ``engage suppressions list`` and ``remove``
+``links.py``          ``engage subscription-link``
 ``keys.py``           ``engage keys list``, ``add``, ``disable``, ``enable`` and ``archive``
 ``webhooks.py``       ``engage webhook-url``, ``webhook-test`` and ``webhook-retry``
 ``common.py``         the code that all commands share: ``--config``, plugins, store, errors, times
@@ -43,6 +44,7 @@ from engage.cli.dead_letters import dead_letters
 from engage.cli.export import export
 from engage.cli.init import init
 from engage.cli.keys import keys
+from engage.cli.links import subscription_link
 from engage.cli.load import load_command
 from engage.cli.plugins import plugins
 from engage.cli.serve import serve
@@ -63,7 +65,7 @@ GROUPS: Final[Mapping[str, Sequence[click.Command]]] = {
         dead_letters,
     ),
     "Keys, webhooks and sign-in": (
-        *(keys, webhook_url, webhook_test, webhook_retry),
+        *(keys, subscription_link, webhook_url, webhook_test, webhook_retry),
         *(console_link, console_logout, console_password),
     ),
 }

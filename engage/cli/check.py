@@ -71,6 +71,10 @@ def check(ctx: click.Context, config_path: Path) -> None:
             parts.append("webhooks " + ", ".join(sorted(workspace.webhooks)))
         _print("workspace", f"{workspace.id}: {', '.join(parts)}")
     _check_addresses(config)
+    # Imported here, because no other command needs the pages.
+    from engage.handlers.preferences.looks import Looks
+
+    Looks(config)
     registry = registry_of(ctx, config)
     registry.check(config)
     for warning in registry.warnings(config):

@@ -6,6 +6,7 @@
 ``sections.py``         the sections of the file
 ``interpolation.py``    replaces ``${VAR}`` and ``${file:PATH}`` in strings
 ``schema_check.py``     checks values against a JSON Schema; errors by dotted key
+``colors.py``           the contrast of colours
 ``removed.py``          keys of earlier versions, which are read and reported
 ======================  ============================================================
 
@@ -26,6 +27,7 @@ from engage.config.sections import (
     LogConfig,
     Logging,
     Plugins,
+    PreferencesPage,
     Quota,
     Rate,
     Retention,
@@ -48,6 +50,7 @@ __all__ = [
     "LogConfig",
     "Logging",
     "Plugins",
+    "PreferencesPage",
     "Quota",
     "Rate",
     "Retention",

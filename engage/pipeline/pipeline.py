@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from engage.api import Status
-from engage.errors import ApiError, Limit, from_problems, overloaded
+from engage.api import Status, Suppression
+from engage.errors import ApiError, Limit, from_problems, invalid_link, overloaded
 from engage.keys.auth import KEYLESS_BODY, Authenticator, Principal
+from engage.keys.links import Person
 from engage.keys.rules import WITHOUT_LETTER
 from engage.pipeline.admission import BRIEF_BODY, LARGE_BODY, SUBSCRIPTIONS_SHARE, Admitted
 from engage.pipeline.clock import Clock
@@ -260,6 +261,33 @@ class Pipeline:
         state = await self._subscriptions.change(body, source)
         self._metrics.event("subscription", "stored")
         return state
+
+    async def person(self, link: Mapping[str, Any]) -> Person:
+        """Verify a signed link.
+
+        :param link: the fields of a change that are signed.
+        :raises ApiError: as :meth:`engage.keys.links.Links.person`.
+        """
+        body = {**link, "changes": {}}
+        if not self._schemas.is_valid("subscriptions", body):
+            raise invalid_link()
+        return await self._subscriptions.links.person(body)
+
+    async def choose(
+        self, person: Person, changes: Mapping[str, bool], source: Source
+    ) -> Mapping[str, bool]:
+        """Change the choices of a person; without changes, only read them.
+
+        :raises ApiError: as :meth:`engage.pipeline.subscriptions.Subscriptions.apply`.
+        """
+        state = await self._subscriptions.apply(person, changes, source)
+        if changes:
+            self._metrics.event("subscription", "stored")
+        return state
+
+    async def suppressions(self, person: Person) -> Sequence[Suppression]:
+        """See :meth:`engage.pipeline.subscriptions.Subscriptions.suppressions`."""
+        return await self._subscriptions.suppressions(person)
 
     async def deliver(
         self,

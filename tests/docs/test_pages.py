@@ -22,8 +22,8 @@ from engage.cli import main
 from engage.config import config_schema, load
 from engage.config.removed import without_removed
 from engage.errors import STATUS, ApiError, error_body, from_problems
+from engage.keys.links import subscription_hash
 from engage.keys.rules import Rules
-from engage.pipeline.subscriptions import subscription_hash
 from engage.pipeline.validate import Schemas
 from engage.registry import load_plugins
 from support import config_page, provider_page
