@@ -150,6 +150,7 @@ __all__ = [
     "UnloggableEvent",
     "UserProfile",
     "Version",
+    "Versioned",
     "VisitorProfile",
     "WebhookError",
     "WebhookRequest",

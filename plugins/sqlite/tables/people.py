@@ -385,21 +385,22 @@ def _registers(
     traits: dict[int, dict[str, Any]] = {row[0]: {} for row in rows}
     groups: dict[int, dict[str, Any]] = {row[0]: {} for row in rows}
     query = (
-        "SELECT t.profile, t.%s, t.timestamp, t.message_id, t.origin, t.%s "
+        "SELECT t.timestamp, t.message_id, t.origin, t.%s, t.%s, t.profile "
         "FROM {keys} k CROSS JOIN %s t ON t.profile = k.column1"
     )
-    of_traits = query % ("trait", "value", "traits")
+    of_traits = query % ("value", "trait", "traits")
     keys: list[tuple[Any, ...]] = [row[:1] for row in rows]
     if trait is not None:
         of_traits += " AND t.trait = k.column2"
         keys = [(row[0], trait) for row in rows]
     else:
-        of_groups = query % ("group_id", "assigned", "memberships")
+        of_groups = query % ("assigned", "group_id", "memberships")
         for row in look_up(db, of_groups, [row[:1] for row in rows if row[6]]):
-            groups[row[0]][row[1]] = (row[2:5], bool(row[5]))
-    for profile, name, at, message, origin, value in look_up(db, of_traits, keys):
-        decoded = api.REMOVED if value == REMOVED else orjson.loads(value)
-        traits[profile][name] = ((at, message, origin), decoded)
+            *_, group, profile = row
+            groups[profile][group] = row
+    for row in look_up(db, of_traits, keys):
+        _, _, _, _, name, profile = row
+        traits[profile][name] = row
     return {
         row[0]: Registers(
             id=row[2],
@@ -407,9 +408,14 @@ def _registers(
             updated_at=row[4],
             traits=traits[row[0]],
             groups=groups[row[0]],
+            decode=_decoded,
         )
         for row in rows
     }
+
+
+def _decoded(value: bytes) -> Any:
+    return api.REMOVED if value == REMOVED else orjson.loads(value)
 
 
 def _alone(db: sqlite3.Connection, people: Sequence[Person]) -> dict[int, UserProfile]:
