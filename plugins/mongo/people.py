@@ -320,7 +320,8 @@ class People:
 
     # ------------------------------------------------------------------------------- expiring
     async def expire(self, before: int, *, limit: int) -> int:
-        """Delete visitors that belong to nobody and were not changed since, and return how many.
+        """Delete visitors that belong to nobody, made no choice and were not changed since, and
+        return how many.
         A call that reaches the limit is continued by the next one."""
         bounds = {"changedAt": {"$lt": DatetimeMS(before)}}
         fields = {"workspaceId": 1, "anonymousId": 1, "changedAt": 1}
@@ -330,11 +331,14 @@ class People:
                 cursor = db[VISITORS].find({"$and": [bounds, *self._expired]}, fields)
                 cursor = cursor.sort([("changedAt", 1), ("_id", 1)]).limit(BATCH)
                 documents = await cursor.to_list(None)
-                owned: set[str] = set()
+                # A choice would be lost for a later user.
+                ids, chose = [one["_id"] for one in documents], {"firstChoiceAt": {"$exists": True}}
+                choosers = await self._connection.read(USERS, ids, {"_id": 1}, **chose)
+                kept = {one["_id"] for one in choosers}
                 for workspace, part in _parts(sorted(documents, key=lambda one: one["_id"])):
                     owners = await self.owners(workspace, [one["anonymousId"] for one in part])
-                    owned.update(scoped_id(workspace, name) for name in owners)
-                old = [one for one in documents if one["_id"] not in owned][: limit - deleted]
+                    kept.update(scoped_id(workspace, name) for name in owners)
+                old = [one for one in documents if one["_id"] not in kept][: limit - deleted]
                 deleted += await self._delete([one["_id"] for one in old], bounds)
             if deleted < limit and len(documents) < BATCH:
                 self._expired = []

@@ -59,6 +59,13 @@ _OWNER: Final = f"""(SELECT o.id FROM profiles o WHERE o.id = {_FIRST}
         AND n.name = v.name AND n.created_at IS NOT NULL))"""
 
 
+#: Whether a visitor ``v`` may expire: it belongs to nobody, and made no choice, which would be lost
+#: for a later user.
+_MAY_EXPIRE: Final = f"""{_OWNER} IS NULL AND NOT EXISTS (SELECT 1 FROM profiles c
+    WHERE c.workspace = v.workspace AND c.kind = {USER} AND c.name = v.name
+    AND c.chosen_first IS NOT NULL)"""
+
+
 def _columns(profile: str) -> str:
     """Return what is read of a profile: number, workspace, id, first and last time, the bytes of
     its traits, and how many groups and links it has."""
@@ -280,7 +287,7 @@ def old_visitors(
     window = Window(db, "profiles", "id", after)
     rows = db.execute(
         f"SELECT v.id FROM profiles v WHERE v.id > ? AND v.id <= ? AND v.kind = {VISITOR} "
-        f"AND v.changed_at < ? AND {_OWNER} IS NULL ORDER BY v.id",
+        f"AND v.changed_at < ? AND {_MAY_EXPIRE} ORDER BY v.id",
         (window.after, window.last, before),
     )
     return window.page(rows, lambda row: (row[0], 0), limit)
@@ -293,7 +300,7 @@ def delete_visitors(db: sqlite3.Connection, visitors: Collection[int], before: i
     """
     query = (
         "SELECT v.id, v.workspace FROM {keys} k CROSS JOIN profiles v ON v.id = k.column1 "
-        f"AND v.kind = {VISITOR} AND v.changed_at < k.column2 WHERE {_OWNER} IS NULL"
+        f"AND v.kind = {VISITOR} AND v.changed_at < k.column2 WHERE {_MAY_EXPIRE}"
     )
     old = look_up(db, query, [(one, before) for one in visitors])
     for table in ("traits", "memberships", "identifiers", "claims"):
