@@ -332,8 +332,12 @@ class People:
                 cursor = cursor.sort([("changedAt", 1), ("_id", 1)]).limit(BATCH)
                 documents = await cursor.to_list(None)
                 # A choice would be lost for a later user.
-                ids, chose = [one["_id"] for one in documents], {"firstChoiceAt": {"$exists": True}}
-                choosers = await self._connection.read(USERS, ids, {"_id": 1}, **chose)
+                choosers = await self._connection.read(
+                    USERS,
+                    [one["_id"] for one in documents],
+                    {"_id": 1},
+                    firstChoiceAt={"$exists": True},
+                )
                 kept = {one["_id"] for one in choosers}
                 for workspace, part in _parts(sorted(documents, key=lambda one: one["_id"])):
                     owners = await self.owners(workspace, [one["anonymousId"] for one in part])

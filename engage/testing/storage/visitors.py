@@ -283,9 +283,9 @@ class VisitorTests:
         """Otherwise its choice would be lost for the user that it becomes later."""
         if ProfileStore not in type(store).__mro__:
             pytest.skip("this storage is not a ProfileStore")
-        await store_all(store, visit("1", "v", received=10), visit("2", "w", received=10))
-        await store.apply(change("c", user_id="v", at=5, news=False))
-        assert await store.expire_visitors(TIME + 20, limit=10) == 1
+        await store_all(store, visit("1", "v", received=1), visit("2", "w", received=1))
+        await store.apply(change("c", user_id="v", at=1, news=False))
+        assert await store.expire_visitors(TIME + 2, limit=2) == 1
         assert await store.profile(WORKSPACE, "v") is None
         await store_all(store, identify("3", "u", anonymous_id="v"))
         assert dict(await store.state(WORKSPACE, "u")) == {"news": False}
