@@ -155,6 +155,7 @@ __all__ = [
     "UnloggableEvent",
     "UserProfile",
     "Version",
+    "Versioned",
     "VisitorProfile",
     "WebhookError",
     "WebhookRequest",

@@ -226,7 +226,9 @@ def _decision(user_id: str | None, anonymous_id: str, *, counts: bool) -> tuple[
     if user_id is None:
         return ()
     decision = LinkDecision(user_id, anonymous_id, counts)
-    return (Link(user_id, anonymous_id), decision) if counts else (decision,)
+    if counts and _is_visitor(anonymous_id):
+        return (Link(user_id, anonymous_id), decision)
+    return (decision,)
 
 
 def _is_id(text: str | None) -> TypeGuard[str]:

@@ -89,8 +89,8 @@ class Profile:
             id=self.id,
             created_at=min(times),
             updated_at=max(times),
-            traits=dict(sorted(self.traits.items())),
-            groups=self.groups,
+            traits={name: (*version, value) for name, (version, value) in self.traits.items()},
+            groups={name: (*version, member) for name, (version, member) in self.groups.items()},
         )
 
     def claim(self, trait: str, form: str, at: int) -> None:

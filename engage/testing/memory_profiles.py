@@ -252,10 +252,17 @@ class MemoryProfiles(Memory, api.ProfileStore):
         )
 
     async def expire_visitors(self, before: int, *, limit: int) -> int:
+        chose = {
+            (one.workspace_id, one.id)
+            for one in self._of_kind(None, Kind.USER)
+            if one.chosen is not None
+        }
         old = [
             (one.workspace_id, one.kind, one.id)
             for one in self._of_kind(None, Kind.VISITOR)
-            if one.changed_at < before and self._owner(one.workspace_id, one.id) is None
+            if one.changed_at < before
+            and self._owner(one.workspace_id, one.id) is None
+            and (one.workspace_id, one.id) not in chose
         ]
         return delete(self.contents().profiles, old[:limit])
 

@@ -16,7 +16,15 @@ from engage.api import REMOVED, Change, Event, Kind, ProfileLimits, Version, cha
 
 from .changes import FoldedChanges, StoredState
 from .connection import Connection
-from .documents import any_of, in_workspace, link_version, pair_id, registers_of, scoped_id
+from .documents import (
+    any_of,
+    in_workspace,
+    link_version,
+    pair_id,
+    registers_of,
+    scoped_id,
+    trait_value,
+)
 from .identifiers import StoredClaims
 from .schema import PLACES, USERS, VISITOR_MEMBERSHIPS, VISITORS
 
@@ -111,10 +119,11 @@ class Profiles:
                 names = declared.get(document["workspaceId"], ())
                 found[document["_id"]] = {
                     trait: (
-                        version,
+                        (at, message_id, origin),
                         0 if value is REMOVED else self._limits.size(trait, value, names),
                     )
-                    for trait, (version, value) in registers_of(document).items()
+                    for trait, (at, message_id, origin, one) in registers_of(document).items()
+                    for value in (trait_value(one),)
                 }
                 claims.add(document)
         wanted = folded.wanted_claims(kind, claims)

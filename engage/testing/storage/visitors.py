@@ -281,6 +281,18 @@ class VisitorTests:
         assert (await store.visitor(WORKSPACE, "old")).traits == {"b": 1}
 
     @on_open(SubscriptionStore)
+    async def test_a_visitor_who_chose_does_not_expire(self, store: Any) -> None:
+        """Otherwise its choice would be lost for the user that it becomes later."""
+        if ProfileStore not in type(store).__mro__:
+            pytest.skip("this storage is not a ProfileStore")
+        await store_all(store, visit("1", "v", received=1), visit("2", "w", received=1))
+        await store.apply(change("c", user_id="v", at=1, news=False))
+        assert await store.expire_visitors(TIME + 2, limit=2) == 1
+        assert await store.profile(WORKSPACE, "v") is None
+        await store_all(store, identify("3", "u", anonymous_id="v"))
+        assert dict(await store.state(WORKSPACE, "u")) == {"news": False}
+
+    @on_open(SubscriptionStore)
     async def test_the_latest_choice_of_a_person_holds(self, store: Any) -> None:
         if ProfileStore not in type(store).__mro__:
             pytest.skip("this storage is not a ProfileStore")
