@@ -208,6 +208,8 @@ async def test_unknown_keys_are_not_looked_for_while_the_bucket_is_empty(tmp_pat
                 assert await strange(server, "/v1/track", **sent) == 429
                 body = {**EVENT, "writeKey": "unknown"}
                 assert await strange(server, "/v1/track", body=body) == 429
+                for path in ("/v1/projects/unknown/settings", "/sourceConfig/?writeKey=unknown"):
+                    assert await strange(server, path, method="GET") == 429
         reads.gate.set()
 
 
