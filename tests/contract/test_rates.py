@@ -195,6 +195,18 @@ async def test_only_a_trusted_proxy_names_the_address(tmp_path: Path, header: st
         assert set(found) == {404}
 
 
+async def test_the_preferences_page_tells_the_same_of_a_wrong_link(tmp_path: Path) -> None:
+    """The 429 of an address is not that of a user who has subscribed too many times."""
+    path = f"/api/public/subscription-management/page?w=acme&i=u&ik=id&h={'0' * 64}"
+    async with serving(tmp_path, server=PROXY, config_extra=LIMITED) as server:
+        found = [
+            await server.send(path, method="GET", key=None, headers=STRANGER) for _ in range(4)
+        ]
+        assert [answer.status for answer in found] == [401, 401, 429, 429]
+        assert all(b"This link is not valid" in answer.body for answer in found)
+        assert found[-1].headers["retry-after"].isdecimal()
+
+
 async def test_unknown_keys_are_not_looked_for_while_the_bucket_is_empty(tmp_path: Path) -> None:
     reads = Valve("records_version")
     async with serving(tmp_path, server=PROXY, config_extra=LIMITED, meddle=reads) as server:
