@@ -129,6 +129,16 @@ class _IdleChanges:
         )
 
 
+def erase(db: sqlite3.Connection, workspace_id: str, name: str, pseudonym: str) -> tuple[int, int]:
+    """Erase the choices of an id; see :meth:`ErasureStore.erase_choices`."""
+    of_id = "WHERE workspace = ? AND user_id = ?"
+    records = db.execute(
+        "UPDATE history SET user_id = ?, secret = '', user_agent = '', address = '' " + of_id,
+        (pseudonym, workspace_id, name),
+    ).rowcount
+    return db.execute(f"DELETE FROM choices {of_id}", (workspace_id, name)).rowcount, records
+
+
 def state(db: sqlite3.Connection, workspace_id: str, user_id: str) -> dict[str, bool]:
     """Return the choices of a person: group id → subscribed."""
     _, ids = person_of(db, workspace_id, user_id)
