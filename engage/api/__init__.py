@@ -80,6 +80,7 @@ __all__ = [
     "MAX_TIME",
     "MAX_USERS",
     "OPERATOR_ORIGIN",
+    "RECIPIENT_PREFIXES",
     "REMOVED",
     "Backlog",
     "Batch",

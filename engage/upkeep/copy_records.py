@@ -21,6 +21,7 @@ __all__ = ["COPIED_KINDS", "copy_counters", "copy_records"]
 COPIED_KINDS: Final[Mapping[str, Sequence[str]]] = {
     "write keys": ("key", "key-override"),
     "audit records": ("audit",),
+    "erasures": ("erasure",),
 }
 
 

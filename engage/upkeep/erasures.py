@@ -92,8 +92,13 @@ def hash_of(key: str, workspace_id: str, name: str) -> str:
     """Return the keyed hash of the id of a user or a visitor: HMAC-SHA256 (RFC 2104), hexadecimal.
 
     A user and a visitor with the same id have the same hash; the same ids of two workspaces do not.
+
+    :raises EngageError: if the id is not Unicode text: nothing can have it.
     """
-    message = orjson.dumps([workspace_id, name])
+    try:
+        message = orjson.dumps([workspace_id, name])
+    except TypeError:
+        raise EngageError("the id is not Unicode text") from None
     return hmac.digest(key.encode(), message, "sha256").hex()
 
 
@@ -152,8 +157,11 @@ def read(path: Path, key: str | None) -> tuple[list[Erasure], list[KeyNote]]:
     for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), 1):
         try:
             fields = orjson.loads(line)
-            kind = KeyNote if "write_key" in fields else Erasure
-            one = msgspec.convert(fields, kind)
+            one: KeyNote | Erasure = (
+                msgspec.convert(fields, KeyNote)
+                if "write_key" in fields
+                else msgspec.convert(fields, Erasure)
+            )
         except (ValueError, TypeError) as error:
             raise ErasuresFileError(
                 f"{path} is damaged at line {number}, or of a later version of engage: {error}"

@@ -135,13 +135,12 @@ class Batch:
         for index, reason in self._refused.items():
             outcomes[index] = Outcome(Status.REFUSED, reason=reason)
         for position in self.duplicates:
-            body = self.present[self.ids[position]][0].body
-            outcomes[self._positions[position]] = Outcome(Status.DUPLICATE, stored=body)
+            stored = self.present[self.ids[position]][0].body
+            outcomes[self._positions[position]] = Outcome(Status.DUPLICATE, stored=stored)
         for index, first in self._repeats:
             before = outcomes[self._positions[first]]
-            body = before.stored
-            if body is None:
-                body = self._events[self._positions[first]].body
+            own = self._events[self._positions[first]].body
+            body = own if before.stored is None else before.stored
             outcomes[index] = Outcome(Status.DUPLICATE, stored=body)
         return outcomes
 

@@ -192,7 +192,7 @@ class ErasureTests:
         )
         found = await store.links_to(WORKSPACE, "a")
         assert found == [("ann", TIME + 4), ("bob", TIME + 5), ("cyd", TIME + 6)]
-        alias = {"previousId": "a", "linked": False}
+        alias: dict[str, Any] = {"previousId": "a", "linked": False}
         undo = event("5", type="alias", user_id="bob", at=7, origin="operator", **alias)
         await store.write([undo])
         assert [user for user, _ in await store.links_to(WORKSPACE, "a")] == ["ann", "cyd"]
@@ -200,7 +200,7 @@ class ErasureTests:
 
     @on_open(ErasureStore)
     async def test_choices_are_erased_and_records_get_a_pseudonym(self, store: Any) -> None:
-        if not isinstance(store, SubscriptionStore):
+        if SubscriptionStore not in type(store).__mro__:
             pytest.skip("this storage keeps no choices")
         source = {"secret": "12345678", "user_agent": "Firefox", "address": "192.0.2.1"}
         await store.apply(change("c1", "ann", **source))
@@ -223,7 +223,7 @@ class ErasureTests:
 
     @on_open(ErasureStore)
     async def test_suppressions_of_an_address_are_erased(self, store: Any) -> None:
-        if not isinstance(store, SuppressionStore):
+        if SuppressionStore not in type(store).__mro__:
             pytest.skip("this storage keeps no suppressions")
         rows = [
             Suppression(
