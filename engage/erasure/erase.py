@@ -117,6 +117,7 @@ async def erase_user(
     :raises StorageUnavailable: if the store failed; calling it again goes on.
     """
     key, known = key_of(config), erasable(store)
+    user = hash_of(key, workspace_id, user_id)
     began, at = time.monotonic(), _now()
     noted: list[Erasure] = []
 
@@ -143,14 +144,16 @@ async def erase_user(
     await put_tombstones(known, noted, done=True)
     receipt = Receipt(
         workspace=workspace_id,
-        user=hash_of(key, workspace_id, user_id),
+        user=user,
         at=at,
         known=exists or any(counts.values()),
         counts=counts,
         seconds=time.monotonic() - began,
         overwritten=overwritten,
     )
-    await record_audit(known, actor, "user-erased", receipt.document(), now=_now())
+    details = receipt.document()
+    details |= details.pop("erased")
+    await record_audit(known, actor, "user-erased", details, now=_now())
     return receipt
 
 
