@@ -83,7 +83,7 @@ class EventFilter:
     #: begins with this text, by :func:`begins_with`. A storage may return more events, such as
     #: those in which only the letters A to Z are the same.
     begins: Sequence[tuple[Sequence[str], str]] = ()
-    #: One of these is the user id or, of an event without one, the anonymous id.
+    #: One of these is the user id or, of an event without one, the anonymous id; at most 8000.
     ids: Collection[str] | None = None
 
     def matches(self, event: Event) -> bool:

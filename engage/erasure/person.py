@@ -6,11 +6,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from typing import Final, Literal
+from typing import Literal
 
 import orjson
 
 from engage.api import (
+    MAX_TIME,
     RECIPIENT_PREFIXES,
     DeadLetter,
     DeadLetterStore,
@@ -30,7 +31,7 @@ from engage.api import (
 )
 from engage.config import Workspace
 from engage.upkeep.audit import AUDIT, read_entry
-from engage.upkeep.export import Kind, all_pages, render
+from engage.upkeep.export import MAX_PAGE, Kind, all_pages, render
 
 __all__ = [
     "Erasable",
@@ -43,9 +44,6 @@ __all__ = [
     "own_ids",
     "visitors_of",
 ]
-
-#: Later than anything.
-_ALWAYS: Final = 2**63
 
 
 class Erasable(ErasureStore, ProfileStore, RecordStore, EventStore):
@@ -145,7 +143,9 @@ async def events_of(
     """
     ids = frozenset((*person.users, *person.visitors))
     wanted = EventFilter(workspace_id=person.workspace_id, ids=ids, since=since)
-    async for event in all_pages(functools.partial(store.scan, wanted)):
+    # A database compares some thousands of ids well.
+    asked = wanted if len(ids) <= MAX_PAGE else dataclasses.replace(wanted, ids=None)
+    async for event in all_pages(functools.partial(store.scan, asked)):
         if wanted.matches(event):
             yield event
 
@@ -183,8 +183,8 @@ async def export_person(
     visitors = await visitors_of(known, workspace.id, user_id)
     person = Person(
         workspace_id=workspace.id,
-        users={user_id: _ALWAYS},
-        visitors=dict.fromkeys(sorted(visitors), _ALWAYS),
+        users={user_id: MAX_TIME},
+        visitors=dict.fromkeys(sorted(visitors), MAX_TIME),
     )
     user = await known.profile(workspace.id, user_id)
     if user is not None:

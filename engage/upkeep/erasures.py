@@ -14,7 +14,7 @@ import hmac
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Final, Literal
+from typing import Literal
 
 import msgspec
 import orjson
@@ -33,9 +33,6 @@ __all__ = [
     "newest",
     "read",
 ]
-
-#: Hexadecimal digits by which a line names the key that made its hash.
-_FINGERPRINT: Final = 8
 
 
 class ErasuresFileError(EngageError):
@@ -104,7 +101,7 @@ def hash_of(key: str, workspace_id: str, name: str) -> str:
 
 def fingerprint(key: str) -> str:
     """Return :attr:`Erasure.key` of the hashes that a key makes."""
-    return hashlib.sha256(key.encode()).hexdigest()[:_FINGERPRINT]
+    return hashlib.sha256(key.encode()).hexdigest()[:8]
 
 
 def append(path: Path, lines: Iterable[Erasure | KeyNote]) -> None:

@@ -46,9 +46,6 @@ _TEXTS: Final = {
 }
 #: Characters of the beginning of a text that the server compares. MongoDB's limit is 32 KiB.
 _MAX_PATTERN: Final = 1000
-#: Ids of a filter that the server compares. With more, all events are returned, and the core
-#: selects.
-_MAX_IDS: Final = 30_000
 #: The type of the document that an erased event leaves. It has an empty body, and expires as the
 #: event would have.
 _ERASED: Final = "erased"
@@ -104,7 +101,7 @@ class Events:
             return Page((), None)
         query = arrived_after({**fields, **({"receivedAt": bounds} if bounds else {})}, after)
         with self._connection.calling(scan=True) as db:
-            if wanted.ids is not None and len(wanted.ids) <= _MAX_IDS:
+            if wanted.ids is not None:
                 return await self._some(db, query, wanted.ids, limit)
             return await _page(db[EVENTS].find(query).sort(ARRIVAL), limit)
 

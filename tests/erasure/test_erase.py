@@ -9,6 +9,7 @@ import dataclasses
 import multiprocessing
 import os
 import signal
+import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -321,6 +322,25 @@ async def test_the_bytes_are_gone_from_the_files_of_sqlite(tmp_path: Path) -> No
         assert f"vis-{n}-xyz".encode() not in data
     assert b"ANN@x.org" not in data
     assert b"ann@x.org" not in data
+    await store.close()
+
+
+async def test_a_reader_such_as_a_backup_is_named_in_the_receipt(tmp_path: Path) -> None:
+    store: Any = make(tmp_path)
+    await store.open(create=True)
+    await fill(store)
+    with contextlib.closing(sqlite3.connect(tmp_path / "engage.db")) as reader:
+        reader.execute("BEGIN")
+        assert reader.execute("SELECT count(*) FROM events").fetchone() == (13,)
+        receipt = await erased(store, tmp_path)
+        assert not receipt.overwritten
+        assert await traces(store) == []
+        # The reader has its snapshot, and nothing else.
+        query = "SELECT count(*) FROM events WHERE type = 'erased'"
+        assert reader.execute(query).fetchone() == (0,)
+    assert (await erased(store, tmp_path)).overwritten
+    data = b"".join((tmp_path / f"engage.db{end}").read_bytes() for end in ("", "-wal"))
+    assert b"ANN@x.org" not in data
     await store.close()
 
 

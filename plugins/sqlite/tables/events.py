@@ -27,9 +27,6 @@ _MAX_NEAR: Final = 200_000
 #: large events would need much memory otherwise; the core looks up the others one by one.
 _MAX_RETURNED: Final = 16 * 1024 * 1024
 
-#: Ids of a filter that SQLite compares; its own limit for the values of a statement is 32,766.
-_MAX_IDS: Final = 30_000
-
 #: The type of the row that an erased event leaves: it keeps the key, the workspace and the time of
 #: receipt, so it expires as the event would have.
 _ERASED: Final = "erased"
@@ -231,8 +228,7 @@ def _conditions(wanted: EventFilter) -> tuple[str, list[Any]]:
             # The + prevents SQLite from using another index than the one in the order of seq.
             conditions += f" AND +{condition}"
             values.append(value)
-    # With more, all events are returned, and the core selects.
-    if wanted.ids is not None and len(wanted.ids) <= _MAX_IDS:
+    if wanted.ids is not None:
         ids = [*filter(is_text, wanted.ids)]
         conditions += f" AND ifnull(user_id, anonymous_id) IN ({','.join('?' * len(ids))})"
         values += ids
