@@ -184,18 +184,18 @@ class ErasureTests:
     async def test_links_to_an_anonymous_id_are_in_the_order_of_receipt(self, store: Any) -> None:
         await store.write(
             [
-                event("1", user_id="bob", anonymous_id="a", at=1, received=5),
-                event("2", user_id="ann", anonymous_id="a", at=2, received=4),
+                event("1", user_id="ann", anonymous_id="a", at=1, received=5),
+                event("2", user_id="bob", anonymous_id="a", at=2, received=4),
                 event("3", user_id="cyd", anonymous_id="a", at=3, received=6),
                 event("4", user_id="cyd", anonymous_id="b", at=3, received=6),
             ]
         )
         found = await store.links_to(WORKSPACE, "a")
-        assert found == [("ann", TIME + 4), ("bob", TIME + 5), ("cyd", TIME + 6)]
+        assert found == [("bob", TIME + 4), ("ann", TIME + 5), ("cyd", TIME + 6)]
         alias: dict[str, Any] = {"previousId": "a", "linked": False}
-        undo = event("5", type="alias", user_id="bob", at=7, origin="operator", **alias)
+        undo = event("5", type="alias", user_id="ann", at=7, origin="operator", **alias)
         await store.write([undo])
-        assert [user for user, _ in await store.links_to(WORKSPACE, "a")] == ["ann", "cyd"]
+        assert [user for user, _ in await store.links_to(WORKSPACE, "a")] == ["bob", "cyd"]
         assert await store.links_to("other", "a") == []
 
     @on_open(ErasureStore)
