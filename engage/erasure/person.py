@@ -164,7 +164,7 @@ async def letters_of(
         if person.owns(letter.user_id, letter.anonymous_id, letter.received_at) or (
             letter.user_id is None
             and letter.received_at < received
-            and any(needle in letter.item for needle in needles)
+            and any(needle in letter.item.lower() for needle in needles)
         ):
             yield letter
 

@@ -63,7 +63,7 @@ async def fill(store: Any) -> None:
         [
             letter("l1", user_id="ann"),
             letter("l2", user_id=None, anonymous_id="a1"),
-            letter("l3", user_id=None, origin="sendgrid", item=b'[{"email":"ann@x.org"}]'),
+            letter("l3", user_id=None, origin="sendgrid", item=b'[{"email":"Ann@x.org"}]'),
             letter("l4", user_id="bob", item=b'{"friend":"bob@x.org"}'),
         ]
     )

@@ -205,6 +205,7 @@ class ErasureTests:
         source = {"secret": "12345678", "user_agent": "Firefox", "address": "192.0.2.1"}
         await store.apply(change("c1", "ann", **source))
         await store.apply(change("c2", "bob", **source))
+        await store.apply(change("c3", "ann", **source))
         before = list(await all_pages(store.history, WORKSPACE, None))
         assert await store.erase_choices(WORKSPACE, "ann", "x-1") == (1, 1)
         assert await store.erase_choices(WORKSPACE, "ann", "x-1") == (0, 0)
@@ -214,8 +215,9 @@ class ErasureTests:
         records = await all_pages(store.history, WORKSPACE, None)
         assert records == [dataclasses.replace(before[0], **none), before[1]]
         assert await all_pages(store.history, WORKSPACE, "ann") == []
-        # The change is known: a link that is opened again does nothing.
+        # The changes are known: a link that is opened again does nothing.
         await store.apply(change("c1", "ann"))
+        await store.apply(change("c3", "ann"))
         assert await store.state(WORKSPACE, "ann") == {}
         # A choice made it exist.
         await store.erase_profile(WORKSPACE, Kind.USER, "ann")
