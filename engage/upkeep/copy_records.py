@@ -2,7 +2,8 @@
 """Copy the console's data: write keys, its audit, and the counters of its plots.
 
 Sessions, used links, signing secrets and refused requests belong to the server that made them. They
-are not copied.
+are not copied. Nor are the tombstones of erased people: ``engage erase --from`` writes those of the
+target when it has erased them there.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ __all__ = ["COPIED_KINDS", "copy_counters", "copy_records"]
 COPIED_KINDS: Final[Mapping[str, Sequence[str]]] = {
     "write keys": ("key", "key-override"),
     "audit records": ("audit",),
-    "erasures": ("erasure",),
 }
 
 

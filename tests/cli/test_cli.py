@@ -803,7 +803,6 @@ def test_copy_copies_a_store(stored: Path, tmp_path: Path) -> None:
             "\trefused=0",
             "write keys\tcopied=0\tduplicate=0\tconflicting=0\trefused=0",
             "audit records\tcopied=0\tduplicate=0\tconflicting=0\trefused=0",
-            "erasures\tcopied=0\tduplicate=0\tconflicting=0\trefused=0",
             "counters\tcopied=0\tduplicate=0\tconflicting=0\trefused=0",
             "profiles\tthe same=1\tduplicate=0\tconflicting=0\trefused=0",
         ]
