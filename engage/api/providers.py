@@ -209,7 +209,7 @@ class Provider(abc.ABC):
     #: from the registered factory: a factory that is not the class needs this attribute itself.
     identifiers: Sequence[str] = ()
     #: Names of its events with which a service passes on that a person wants to be erased, for
-    #: `engage erase requests`. The core reads them from the registered factory, too.
+    #: `engage erase requests`. The core reads these from the registered factory as well.
     erasure_requests: Sequence[str] = ()
     #: The largest body of the service's deliveries in bytes, compressed and decompressed; ``None``:
     #: ``limits.webhook_body_bytes``, which a larger value does not exceed. A body costs time and

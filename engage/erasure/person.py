@@ -70,7 +70,7 @@ class Person:
 
     workspace_id: str
     users: Mapping[str, int]
-    #: Anonymous ids; the users' own ids are here too, because some clients send them as such.
+    #: Anonymous ids, and the ids of the users: some clients send these as anonymous ids.
     visitors: Mapping[str, int]
 
     def owns(self, user_id: str | None, anonymous_id: str | None, received_at: int) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A person is erased from every part of a store, and nobody else is."""
+"""A person is erased from every part of a store, and others are not."""
 
 from __future__ import annotations
 
