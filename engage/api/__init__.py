@@ -25,6 +25,7 @@ The errors of engage, with the code that raises each, and its effect::
 ``storage.py``         the interfaces of a storage
 ``dead_letters.py``    dead letters, their budgets, and the interface of a storage that keeps them
 ``records.py``         the interface of a storage that keeps small records, such as write keys
+``erasures.py``        the interface of a storage from which a person can be erased
 ``counts.py``          the interface of a storage that keeps counters per minute and hour
 ``log.py``             the interface of a log in front of the storage
 ``log_records.py``     the format of the records of a log
@@ -49,6 +50,7 @@ import pluggy
 
 from engage.api.counts import *
 from engage.api.dead_letters import *
+from engage.api.erasures import *
 from engage.api.errors import *
 from engage.api.events import *
 from engage.api.log import *
@@ -70,6 +72,7 @@ __all__ = [
     "DAY_MS",
     "DROP",
     "ENGAGE_VERSION",
+    "ERASED",
     "EVENT_TYPES",
     "MAX_CANDIDATES",
     "MAX_CLAIMS",
@@ -77,6 +80,7 @@ __all__ = [
     "MAX_TIME",
     "MAX_USERS",
     "OPERATOR_ORIGIN",
+    "RECIPIENT_PREFIXES",
     "REMOVED",
     "Backlog",
     "Batch",
@@ -92,6 +96,7 @@ __all__ = [
     "DeadLetterBudget",
     "DeadLetterStore",
     "EngageError",
+    "ErasureStore",
     "Event",
     "EventFilter",
     "EventLog",

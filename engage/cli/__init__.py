@@ -18,6 +18,7 @@
 ``subscriptions.py``  ``engage subscriptions import`` and ``export``
 ``suppressions.py``   ``engage suppressions list`` and ``remove``
 ``links.py``          ``engage subscription-link``
+``erase.py``          ``engage erase``, ``erase user`` and ``erase requests``
 ``keys.py``           ``engage keys list``, ``add``, ``disable``, ``enable`` and ``archive``
 ``webhooks.py``       ``engage webhook-url``, ``webhook-test`` and ``webhook-retry``
 ``common.py``         the code that all commands share: ``--config``, plugins, store, errors, times
@@ -41,6 +42,7 @@ from engage.cli.common import CommandFailed, discard_output, registry_of
 from engage.cli.console import console, console_link, console_logout, console_password
 from engage.cli.copy import copy
 from engage.cli.dead_letters import dead_letters
+from engage.cli.erase import erase
 from engage.cli.export import export
 from engage.cli.init import init
 from engage.cli.keys import keys
@@ -61,7 +63,7 @@ __all__ = ["main"]
 GROUPS: Final[Mapping[str, Sequence[click.Command]]] = {
     "Set up and run": (init, check, serve, load_command, console, plugins),
     "Events and users": (
-        *(tail, export, copy, users, subscriptions, suppressions),
+        *(tail, export, copy, users, erase, subscriptions, suppressions),
         dead_letters,
     ),
     "Keys, webhooks and sign-in": (

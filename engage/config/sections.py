@@ -23,6 +23,7 @@ __all__ = [
     "Config",
     "ConsoleConfig",
     "Cors",
+    "Erasures",
     "Limits",
     "LogConfig",
     "Logging",
@@ -243,6 +244,14 @@ class Retention:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Erasures:
+    """``[erasures]``."""
+
+    #: Makes the hashes of erased ids; ``None``: nothing can be erased.
+    key: str | None = dataclasses.field(default=None, repr=False)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Cors:
     """``[cors]``: which web pages may send events."""
 
@@ -383,6 +392,7 @@ class Config:
     storage: StorageConfig = StorageConfig()
     limits: Limits = DEFAULT_LIMITS
     retention: Retention = Retention()
+    erasures: Erasures = Erasures()
     cors: Cors = Cors()
     logging: Logging = Logging()
     plugins: Plugins = Plugins()

@@ -62,6 +62,7 @@ from .memory_store import MemoryStore  # noqa: E402
 from .providers import ProviderConformance  # noqa: E402
 from .storage.counts import CountTests  # noqa: E402
 from .storage.dead_letters import DeadLetterTests  # noqa: E402
+from .storage.erasures import ErasureTests  # noqa: E402
 from .storage.events import EventTests  # noqa: E402
 from .storage.failures import FailureTests  # noqa: E402
 from .storage.harness import Bench, Subject, on_store  # noqa: E402
@@ -107,6 +108,7 @@ class StorageConformance(
     DeadLetterTests,
     RecordTests,
     CountTests,
+    ErasureTests,
     Subject,
 ):
     """The tests of a storage. Subclass it: :class:`Subject` has what a subclass defines."""

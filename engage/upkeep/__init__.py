@@ -11,6 +11,8 @@
 ``copy.py``             copies everything in one store to another
 ``copy_records.py``     copies the console's data: keys, audit and counters
 ``copy_report.py``      the report of a copy, and its comparison of records
+``erasures.py``         the file of erasures beside the config
+``tombstones.py``       the erasures that a store knows
 ``audit.py``            records who changed what, for the operator
 ``letter_groups.py``    groups dead letters by their cause
 ``live.py``             the newest events and dead letters, read once a second

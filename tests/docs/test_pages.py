@@ -59,6 +59,7 @@ def test_the_tables_are_those_of_the_schema() -> None:
 
 def test_the_example_config_loads_with_its_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENGAGE_SUBSCRIPTION_SECRET", "s")
+    monkeypatch.setenv("ENGAGE_ERASURES_KEY", "e" * 32)
     monkeypatch.setenv("SENDGRID_VERIFICATION_KEY", "MFkw")
     config = load(EXAMPLE)
     load_plugins().check(config)
