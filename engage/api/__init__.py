@@ -26,6 +26,7 @@ The errors of engage, with the code that raises each, and its effect::
 ``dead_letters.py``    dead letters, their budgets, and the interface of a storage that keeps them
 ``records.py``         the interface of a storage that keeps small records, such as write keys
 ``counts.py``          the interface of a storage that keeps counters per minute and hour
+``backups.py``         the interface of a storage that a command backs up into one file
 ``log.py``             the interface of a log in front of the storage
 ``log_records.py``     the format of the records of a log
 ``pages.py``           a page of a scan
@@ -47,6 +48,7 @@ from typing import Final
 
 import pluggy
 
+from engage.api.backups import *
 from engage.api.counts import *
 from engage.api.dead_letters import *
 from engage.api.errors import *
@@ -79,6 +81,8 @@ __all__ = [
     "OPERATOR_ORIGIN",
     "REMOVED",
     "Backlog",
+    "Backup",
+    "BackupStore",
     "Batch",
     "BudgetName",
     "BudgetUse",
@@ -110,6 +114,7 @@ __all__ = [
     "NothingSigned",
     "Observer",
     "ObserverFactory",
+    "OnBytes",
     "OptionsSchema",
     "Outcome",
     "Page",

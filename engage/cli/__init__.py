@@ -9,6 +9,7 @@
 ``plugins.py``        ``engage plugins``
 ``export.py``         ``engage export``
 ``copy.py``           ``engage copy``
+``backup.py``         ``engage backup`` and ``engage restore``
 ``tail.py``           ``engage tail``
 ``console.py``        ``engage console``, ``console-link``, ``console-logout``, ``console-password``
 ``dead_letters.py``   ``engage dead-letters``
@@ -35,6 +36,7 @@ import click
 
 import engage
 from engage.api import EngageError
+from engage.cli.backup import backup, restore
 from engage.cli.check import check
 from engage.cli.common import CommandFailed, discard_output, registry_of
 from engage.cli.console import console, console_link, console_logout, console_password
@@ -59,8 +61,8 @@ __all__ = ["main"]
 GROUPS: Final[Mapping[str, Sequence[click.Command]]] = {
     "Set up and run": (init, check, serve, load_command, console, plugins),
     "Events and users": (
-        *(tail, export, copy, users, subscriptions, suppressions),
-        dead_letters,
+        *(tail, export, copy, backup, restore),
+        *(users, subscriptions, suppressions, dead_letters),
     ),
     "Keys, webhooks and sign-in": (
         *(keys, webhook_url, webhook_test, webhook_retry),
