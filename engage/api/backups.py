@@ -33,8 +33,9 @@ class Backup:
 class BackupStore(abc.ABC):
     """A storage that writes all of its store into one file, and makes a store of such a file.
 
-    A command calls the methods, on a store that is not open. They return when the work is done.
-    A killed process leaves at most unfinished files, which the next call deletes.
+    The storage need not be opened. A command calls these methods, and does nothing else meanwhile:
+    they return when the work is done. A killed process leaves at most unfinished files, which the
+    next call deletes.
     """
 
     @abc.abstractmethod

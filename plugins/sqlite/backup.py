@@ -171,9 +171,6 @@ def _clear_free_pages(file: FileIO) -> None:
 
 def _mark(db: sqlite3.Connection, made_at: int, events: int, without: Collection[str]) -> None:
     """Delete records, and note that this is a backup."""
-    # The next call deletes the file if this one is killed, so nothing has to be undone.
-    db.execute("PRAGMA journal_mode = OFF")
-    db.execute("PRAGMA secure_delete = ON")
     db.execute("BEGIN")
     marks = ", ".join("?" * len(without))
     db.execute(f"DELETE FROM records WHERE kind IN ({marks})", list(without))
@@ -250,9 +247,7 @@ def restoring(settings: Settings, source: Path, on_bytes: OnBytes) -> Iterator[t
                 _examine(db, source, backup.events)
                 db.execute("DELETE FROM store WHERE name IN (?, ?)", (_MADE_AT, _EVENTS))
             yield path, backup
-            with contextlib.closing(_connect(path)) as db:
-                # The log is copied into the file, if the store left one.
-                db.execute("PRAGMA journal_mode = DELETE")
+            _connect(path).close()
             sync(file.fileno())
             _publish(path, store)
 
@@ -350,4 +345,9 @@ def _header(file: FileIO) -> _Header:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(path, isolation_level=None)
+    """Open an unfinished file. It is then without a log, and its end is in the file itself."""
+    db = sqlite3.connect(path, isolation_level=None)
+    # If this process is killed, the file is deleted: nothing has to be undone or synced before.
+    for pragma in ("journal_mode = OFF", "synchronous = OFF", "secure_delete = ON"):
+        db.execute(f"PRAGMA {pragma}")
+    return db
