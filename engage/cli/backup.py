@@ -102,8 +102,10 @@ def restore(ctx: click.Context, config_path: Path, erasures_file: Path | None, f
         made = store.restore(file, prepare=prepare, on_bytes=_showing(progress))
     click.echo(f"restored {_described(made)}; what was received since is missing")
     if config.log is not None:
-        at = shown_time(made.made_at)
-        click.echo(f"`engage load --from {at}` stores what the log still has of it")
+        click.echo(
+            "`engage load --from TIME`, with a time some minutes before that, stores what the log"
+            " still has"
+        )
 
 
 def _backup_store(ctx: click.Context, config: Config) -> tuple[Registry, BackupStore]:

@@ -13,7 +13,7 @@ from engage.upkeep.audit import Actor
 
 __all__ = ["LEFT_OUT", "LastBackup", "last_backup", "record_backup"]
 
-#: The kinds of records that are not in a backup: whoever reads it must not be able to sign in.
+#: The kinds of records that are not in a backup: its reader must not be able to sign in.
 LEFT_OUT: Final = ("console-secret", "ended-session", "link", "refused")
 
 #: The kind and the id of the record.
