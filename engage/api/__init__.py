@@ -25,6 +25,7 @@ The errors of engage, with the code that raises each, and its effect::
 ``storage.py``         the interfaces of a storage
 ``dead_letters.py``    dead letters, their budgets, and the interface of a storage that keeps them
 ``records.py``         the interface of a storage that keeps small records, such as write keys
+``erasures.py``        the interface of a storage from which a person can be erased
 ``counts.py``          the interface of a storage that keeps counters per minute and hour
 ``backups.py``         the interface of a storage that a command backs up into one file
 ``log.py``             the interface of a log in front of the storage
@@ -51,6 +52,7 @@ import pluggy
 from engage.api.backups import *
 from engage.api.counts import *
 from engage.api.dead_letters import *
+from engage.api.erasures import *
 from engage.api.errors import *
 from engage.api.events import *
 from engage.api.log import *
@@ -72,6 +74,7 @@ __all__ = [
     "DAY_MS",
     "DROP",
     "ENGAGE_VERSION",
+    "ERASED",
     "EVENT_TYPES",
     "MAX_CANDIDATES",
     "MAX_CLAIMS",
@@ -79,6 +82,7 @@ __all__ = [
     "MAX_TIME",
     "MAX_USERS",
     "OPERATOR_ORIGIN",
+    "RECIPIENT_PREFIXES",
     "REMOVED",
     "Backlog",
     "Backup",
@@ -96,6 +100,7 @@ __all__ = [
     "DeadLetterBudget",
     "DeadLetterStore",
     "EngageError",
+    "ErasureStore",
     "Event",
     "EventFilter",
     "EventLog",

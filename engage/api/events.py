@@ -14,6 +14,7 @@ __all__ = [
     "API_ORIGIN",
     "EVENT_TYPES",
     "OPERATOR_ORIGIN",
+    "RECIPIENT_PREFIXES",
     "Change",
     "Event",
     "Kind",

@@ -208,6 +208,9 @@ class Provider(abc.ABC):
     #: Each workspace that enables the provider declares them as identifiers. The core reads them
     #: from the registered factory: a factory that is not the class needs this attribute itself.
     identifiers: Sequence[str] = ()
+    #: Names of its events with which a service passes on that a person wants to be erased, for
+    #: `engage erase requests`. The core reads these from the registered factory as well.
+    erasure_requests: Sequence[str] = ()
     #: The largest body of the service's deliveries in bytes, compressed and decompressed; ``None``:
     #: ``limits.webhook_body_bytes``, which a larger value does not exceed. A body costs time and
     #: memory before it is verified, so set it if the service's deliveries are small.

@@ -8,8 +8,7 @@
 ``check.py``          ``engage check``
 ``plugins.py``        ``engage plugins``
 ``export.py``         ``engage export``
-``copy.py``           ``engage copy``
-``backup.py``         ``engage backup`` and ``engage restore``
+``copy.py``           ``engage copy``, ``backup`` and ``restore``
 ``tail.py``           ``engage tail``
 ``console.py``        ``engage console``, ``console-link``, ``console-logout``, ``console-password``
 ``dead_letters.py``   ``engage dead-letters``
@@ -18,6 +17,7 @@
 ``users.py``          ``engage users show``, ``remove-trait``, ``unlink`` and ``link``
 ``subscriptions.py``  ``engage subscriptions import`` and ``export``
 ``suppressions.py``   ``engage suppressions list`` and ``remove``
+``erase.py``          ``engage erase``, ``erase user`` and ``erase requests``
 ``keys.py``           ``engage keys list``, ``add``, ``disable``, ``enable`` and ``archive``
 ``webhooks.py``       ``engage webhook-url``, ``webhook-test`` and ``webhook-retry``
 ``common.py``         the code that all commands share: ``--config``, plugins, store, errors, times
@@ -36,12 +36,12 @@ import click
 
 import engage
 from engage.api import EngageError
-from engage.cli.backup import backup, restore
 from engage.cli.check import check
 from engage.cli.common import CommandFailed, discard_output, registry_of
 from engage.cli.console import console, console_link, console_logout, console_password
-from engage.cli.copy import copy
+from engage.cli.copy import backup, copy, restore
 from engage.cli.dead_letters import dead_letters
+from engage.cli.erase import erase
 from engage.cli.export import export
 from engage.cli.init import init
 from engage.cli.keys import keys
@@ -62,7 +62,7 @@ GROUPS: Final[Mapping[str, Sequence[click.Command]]] = {
     "Set up and run": (init, check, serve, load_command, console, plugins),
     "Events and users": (
         *(tail, export, copy, backup, restore),
-        *(users, subscriptions, suppressions, dead_letters),
+        *(users, erase, subscriptions, suppressions, dead_letters),
     ),
     "Keys, webhooks and sign-in": (
         *(keys, webhook_url, webhook_test, webhook_retry),

@@ -24,6 +24,7 @@ from engage.cli.common import (
 )
 from engage.cli.letters import record
 from engage.config import Config
+from engage.erasure.erase import hashed_address
 from engage.upkeep.export import all_pages
 
 __all__ = ["suppressions"]
@@ -168,5 +169,8 @@ async def _find(
         for address in addresses
         if (known := suppressed_address(name, address)) is not None
     }
+    if config.erasures.key is not None:
+        hashed = functools.partial(hashed_address, config.erasures.key, workspace)
+        pairs |= {(name, hashed(name, address)) for name, address in pairs}
     found = await _kept(store).suppressions(workspace, pairs)
     return sorted(found, key=lambda one: (one.at, one.address, one.channel, one.group_id))

@@ -63,6 +63,7 @@ from .providers import ProviderConformance  # noqa: E402
 from .storage.backups import BackupTests  # noqa: E402
 from .storage.counts import CountTests  # noqa: E402
 from .storage.dead_letters import DeadLetterTests  # noqa: E402
+from .storage.erasures import ErasureTests  # noqa: E402
 from .storage.events import EventTests  # noqa: E402
 from .storage.failures import FailureTests  # noqa: E402
 from .storage.harness import Bench, Subject, on_store  # noqa: E402
@@ -109,6 +110,7 @@ class StorageConformance(
     RecordTests,
     CountTests,
     BackupTests,
+    ErasureTests,
     Subject,
 ):
     """The tests of a storage. Subclass it: :class:`Subject` has what a subclass defines."""

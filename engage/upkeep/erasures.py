@@ -14,7 +14,7 @@ import hmac
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Final, Literal
+from typing import Literal
 
 import msgspec
 import orjson
@@ -33,9 +33,6 @@ __all__ = [
     "newest",
     "read",
 ]
-
-#: Hexadecimal digits by which a line names the key that made its hash.
-_FINGERPRINT: Final = 8
 
 
 class ErasuresFileError(EngageError):
@@ -92,14 +89,19 @@ def hash_of(key: str, workspace_id: str, name: str) -> str:
     """Return the keyed hash of the id of a user or a visitor: HMAC-SHA256 (RFC 2104), hexadecimal.
 
     A user and a visitor with the same id have the same hash; the same ids of two workspaces do not.
+
+    :raises EngageError: if the id is not Unicode text: nothing can have it.
     """
-    message = orjson.dumps([workspace_id, name])
+    try:
+        message = orjson.dumps([workspace_id, name])
+    except TypeError:
+        raise EngageError("the id is not Unicode text") from None
     return hmac.digest(key.encode(), message, "sha256").hex()
 
 
 def fingerprint(key: str) -> str:
     """Return :attr:`Erasure.key` of the hashes that a key makes."""
-    return hashlib.sha256(key.encode()).hexdigest()[:_FINGERPRINT]
+    return hashlib.sha256(key.encode()).hexdigest()[:8]
 
 
 def append(path: Path, lines: Iterable[Erasure | KeyNote]) -> None:
@@ -152,8 +154,11 @@ def read(path: Path, key: str | None) -> tuple[list[Erasure], list[KeyNote]]:
     for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), 1):
         try:
             fields = orjson.loads(line)
-            kind = KeyNote if "write_key" in fields else Erasure
-            one = msgspec.convert(fields, kind)
+            one: KeyNote | Erasure = (
+                msgspec.convert(fields, KeyNote)
+                if "write_key" in fields
+                else msgspec.convert(fields, Erasure)
+            )
         except (ValueError, TypeError) as error:
             raise ErasuresFileError(
                 f"{path} is damaged at line {number}, or of a later version of engage: {error}"

@@ -124,6 +124,18 @@ class People:
                     break
         return found
 
+    async def links_to(self, workspace_id: str, anonymous_id: str) -> list[tuple[str, int]]:
+        """Return the links to an anonymous id that count; see :meth:`ErasureStore.links_to`."""
+        if not is_text(anonymous_id):
+            return []
+        of_id: dict[str, Any] = {"workspaceId": workspace_id, "anonymousId": anonymous_id}
+        with self._connection.calling() as db:
+            cursor = db[LINKS].find({**of_id, **_COUNTS}, _LINK).sort([("first", 1), ("user", 1)])
+            links = await cursor.limit(BATCH).to_list(None)
+        start = len(scoped_id(workspace_id, ""))
+        versions = [(link["user"][start:], link_version(link)) for link in links]
+        return [(user, max(0, first[0])) for user, first in versions if first is not None]
+
     async def owners(self, workspace: str, names: Collection[str]) -> dict[str, str]:
         """Return the user, of those that exist, that each anonymous id belongs to.
 

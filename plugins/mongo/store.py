@@ -18,8 +18,10 @@ from engage.api import (
     CountStore,
     DeadLetter,
     DeadLetterStore,
+    ErasureStore,
     Event,
     EventStore,
+    Kind,
     Outcome,
     ProfileStore,
     RecordStore,
@@ -34,11 +36,11 @@ from engage.api import (
 from .connection import CLOSE_SECONDS, Connection
 from .counts import Counts
 from .dead_letters import DeadLetters
-from .documents import Sequencer
+from .documents import Sequencer, is_text
 from .events import Events
 from .identifiers import Identifiers, declared_traits
 from .people import People
-from .profiles import Profiles
+from .profiles import ERASURES_SECONDS, Profiles
 from .records import Records
 from .schema import META, Preparation, Schema
 from .subscriptions import Subscriptions
@@ -82,6 +84,7 @@ class MongoStorage(
     DeadLetterStore,
     RecordStore,
     CountStore,
+    ErasureStore,
 ):
     """The storage that keeps everything in one MongoDB database."""
 
@@ -286,6 +289,25 @@ class MongoStorage(
     records_version = _once_ready("_records", Records.version)
     delete_record = _once_ready("_records", Records.delete)
     expire_records = _once_ready("_records", Records.expire)
+
+    erase_events = _once_ready("_events", Events.erase)
+    reapply = _once_ready("_writer", Writer.reapply)
+    links_to = _once_ready("_people", People.links_to)
+    erase_choices = _once_ready("_subscriptions", Subscriptions.erase)
+    erase_suppressions = _once_ready("_suppressions", Suppressions.erase)
+
+    async def erase_profile(self, workspace_id: str, kind: Kind, name: str) -> bool:
+        await self._ready()
+        if not is_text(name):
+            return False
+        with self._connection.calling():
+            return await self._profiles.erase(workspace_id, kind, name)
+
+    async def settle(self) -> bool:
+        await self._ready()
+        # The other processes look for erasures in time, and a write that had begun has ended.
+        await asyncio.sleep(ERASURES_SECONDS + self._connection.timeout)
+        return False
 
     put_counts = _once_ready("_counts", Counts.put)
     counts = _once_ready("_counts", Counts.sums)

@@ -23,11 +23,13 @@ from engage.api import (
     CountSum,
     DeadLetter,
     DeadLetterStore,
+    ErasureStore,
     Event,
     EventFilter,
     EventStore,
     GroupProfile,
     Helper,
+    Kind,
     OnBytes,
     Outcome,
     Page,
@@ -50,6 +52,8 @@ from . import backup
 from .connection import Settings, is_text, key_of
 from .reader import Reader
 from .tables import counts, dead_letters, events, people, records, subscriptions, suppressions
+from .tables.changes import KINDS
+from .tables.events import row_of
 from .worker_thread import WorkerThread
 from .writer import operations
 from .writer.writer import Writer
@@ -69,6 +73,7 @@ class SqliteStorage(
     RecordStore,
     CountStore,
     BackupStore,
+    ErasureStore,
 ):
     """The storage that keeps everything in one SQLite file."""
 
@@ -370,6 +375,35 @@ class SqliteStorage(
 
     async def expire_records(self, kind: str, before: int, *, limit: int) -> int:
         return await self._writer.call(operations.EXPIRE_RECORDS, kind, before, limit)
+
+    # --------------------------------------------------------------------------- erasing
+    async def erase_events(self, events: Sequence[Event]) -> int:
+        keys = [key_of(*event.identity) for event in events]
+        return await self._writer.call(operations.ERASE_EVENTS, keys)
+
+    async def erase_profile(self, workspace_id: str, kind: Kind, name: str) -> bool:
+        if not is_text(name):
+            return False
+        return await self._writer.call(operations.ERASE_PROFILE, workspace_id, KINDS[kind], name)
+
+    async def links_to(self, workspace_id: str, anonymous_id: str) -> Sequence[tuple[str, int]]:
+        return await self._read(people.links_to, workspace_id, anonymous_id)
+
+    async def erase_choices(self, workspace_id: str, name: str, pseudonym: str) -> tuple[int, int]:
+        if not is_text(name):
+            return 0, 0
+        return await self._writer.call(operations.ERASE_CHOICES, workspace_id, name, pseudonym)
+
+    async def erase_suppressions(
+        self, workspace_id: str, addresses: Collection[tuple[str, str]]
+    ) -> int:
+        return await self._writer.call(operations.ERASE_SUPPRESSIONS, workspace_id, list(addresses))
+
+    async def reapply(self, events: Sequence[Event]) -> None:
+        await self._writer.call(operations.REAPPLY, [*map(row_of, events)])
+
+    async def settle(self) -> bool:
+        return await self._writer.call(operations.EMPTY_LOG)
 
     # -------------------------------------------------------------------------- counters
     async def put_counts(self, counts: Sequence[Count]) -> None:

@@ -7,6 +7,7 @@ Tests are in the folder of the code they test: ``engage/pipeline/decode.py`` has
 
 A storage or a pipeline, without HTTP:
 
+- ``people``: a store with a person in every part of it
 - ``memory_store``: a storage in memory that refuses, fails or waits as a test wants
 - ``memory_log``: a log in memory, whose partitions lose their leader, are slow or delete records;
   ``loaders`` runs loaders on it, ``log_loading`` loads what is in it into a store

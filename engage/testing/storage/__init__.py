@@ -11,6 +11,7 @@
 ``identifiers.py``    the tests of users that are looked up by an identifier
 ``subscriptions.py``  the tests of subscription choices
 ``suppressions.py``   the tests of suppressed addresses
+``erasures.py``       the tests of erasing people
 ``dead_letters.py``   the tests of dead letters
 ``records.py``        the tests of records
 ``counts.py``         the tests of counters

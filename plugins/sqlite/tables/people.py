@@ -296,14 +296,48 @@ def delete_visitors(db: sqlite3.Connection, visitors: Collection[int], before: i
         f"AND v.kind = {VISITOR} AND v.changed_at < k.column2 WHERE {_OWNER} IS NULL"
     )
     old = look_up(db, query, [(one, before) for one in visitors])
+    _delete(db, old)
+    return len(old)
+
+
+def erase(db: sqlite3.Connection, workspace_id: str, kind: int, name: str) -> bool:
+    """Erase a user or a visitor, and return whether there was one."""
+    rows = db.execute(
+        "SELECT id, workspace FROM profiles WHERE workspace = ? AND kind = ? AND name = ?",
+        (workspace_id, kind, name),
+    ).fetchall()
+    db.executemany("DELETE FROM links WHERE profile = ?", [row[:1] for row in rows])
+    _delete(db, rows, counted=kind == VISITOR)
+    return bool(rows)
+
+
+def _delete(db: sqlite3.Connection, old: Sequence[Any], *, counted: bool = True) -> None:
+    """Delete profiles.
+
+    :param old: the number and the workspace of each.
+    :param counted: whether they are visitors.
+    """
     for table in ("traits", "memberships", "identifiers", "claims"):
         db.executemany(f"DELETE FROM {table} WHERE profile = ?", [row[:1] for row in old])
     db.executemany("DELETE FROM profiles WHERE id = ?", [row[:1] for row in old])
+    if not counted:
+        return
     totals = Counter(workspace for _, workspace in old)
     db.executemany(
         "UPDATE visitor_totals SET count = count - ?2 WHERE workspace = ?1", [*totals.items()]
     )
-    return len(old)
+
+
+def links_to(db: sqlite3.Connection, workspace_id: str, anonymous_id: str) -> list[tuple[str, int]]:
+    """Return the links to an anonymous id that count; see :meth:`ErasureStore.links_to`."""
+    if not is_text(anonymous_id):
+        return []
+    return db.execute(
+        "SELECT p.name, l.received_at FROM links l CROSS JOIN profiles p ON p.id = l.profile "
+        "WHERE l.workspace = ? AND l.anonymous_id = ? AND l.received_at IS NOT NULL "
+        "AND l.undone = 0 ORDER BY l.received_at, l.message_id, l.origin, l.profile LIMIT 1000",
+        (workspace_id, anonymous_id),
+    ).fetchall()
 
 
 # ------------------------------------------------------------------------------------------- rows
