@@ -176,6 +176,43 @@ def test_keys_that_were_disabled_since_are_disabled_again(config: Path, tmp_path
     assert "disabled" not in states["android"]
 
 
+def test_a_person_who_was_erased_since_stays_erased(config: Path, tmp_path: Path) -> None:
+    """By the file beside the config, or by another one."""
+    with config.open("a") as file:
+        file.write(f'[erasures]\nkey = "{"k" * 64}"\n')
+
+    async def write(path: Path) -> None:
+        async with open_store(path) as store:
+            await store.write([event("of-ann", user_id="ann"), event("of-bob", user_id="bob")])
+
+    asyncio.run(write(config))
+    backup = tmp_path / "backup.db"
+    assert run("backup", "--config", config, backup).exit_code == 0
+    erased = run("erase", "user", "--config", config, "--workspace", "acme", "--user", "ann")
+    assert erased.exit_code == 0, erased.stderr
+    beside = config.with_name(config.name + ".erasures")
+    (tmp_path / "gone").mkdir()
+    config.with_name("engage.db").rename(tmp_path / "gone" / "engage.db")
+    result = run("restore", "--config", config, backup)
+    assert result.exit_code == 0, result.stderr
+    other = tmp_path / "other"
+    other.mkdir()
+    new = other / "engage.toml"
+    new.write_text(config.read_text())
+    result = run("restore", "--config", new, "--erasures", beside, backup)
+    assert result.exit_code == 0, result.stderr
+
+    async def read(path: Path) -> list[str]:
+        async with open_store(path) as store:
+            return await ids(store)
+
+    for path in (config, new):
+        assert "of-ann" not in asyncio.run(read(path))
+        assert "of-bob" in asyncio.run(read(path))
+    asyncio.run(write(config))
+    assert "of-ann" not in asyncio.run(read(config)), "a late retry stores nothing"
+
+
 def test_a_damaged_file_of_erasures_prevents_a_restore(config: Path, tmp_path: Path) -> None:
     """Otherwise someone who was forgotten would come back."""
     assert run("backup", "--config", config, tmp_path / "backup.db").exit_code == 0
