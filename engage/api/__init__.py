@@ -27,6 +27,7 @@ The errors of engage, with the code that raises each, and its effect::
 ``records.py``         the interface of a storage that keeps small records, such as write keys
 ``erasures.py``        the interface of a storage from which a person can be erased
 ``counts.py``          the interface of a storage that keeps counters per minute and hour
+``backups.py``         the interface of a storage that a command backs up into one file
 ``log.py``             the interface of a log in front of the storage
 ``log_records.py``     the format of the records of a log
 ``pages.py``           a page of a scan
@@ -48,6 +49,7 @@ from typing import Final
 
 import pluggy
 
+from engage.api.backups import *
 from engage.api.counts import *
 from engage.api.dead_letters import *
 from engage.api.erasures import *
@@ -83,6 +85,8 @@ __all__ = [
     "RECIPIENT_PREFIXES",
     "REMOVED",
     "Backlog",
+    "Backup",
+    "BackupStore",
     "Batch",
     "BudgetName",
     "BudgetUse",
@@ -115,6 +119,7 @@ __all__ = [
     "NothingSigned",
     "Observer",
     "ObserverFactory",
+    "OnBytes",
     "OptOut",
     "OptionsSchema",
     "Outcome",

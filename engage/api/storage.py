@@ -212,6 +212,13 @@ class EventStore(abc.ABC):
         """
         return None
 
+    def backup_commands(self) -> tuple[str, str] | None:
+        """Return the lines to type to back up the store and to restore it; never with a secret.
+
+        For a storage that is no :class:`BackupStore`, because its database has its own commands.
+        """
+        return None
+
     def versions(self) -> Mapping[str, str]:
         """Return the software that the storage uses; cheap, never raises.
 

@@ -8,7 +8,7 @@
 ``check.py``          ``engage check``
 ``plugins.py``        ``engage plugins``
 ``export.py``         ``engage export``
-``copy.py``           ``engage copy``
+``copy.py``           ``engage copy``, ``backup`` and ``restore``
 ``tail.py``           ``engage tail``
 ``console.py``        ``engage console``, ``console-link``, ``console-logout``, ``console-password``
 ``dead_letters.py``   ``engage dead-letters``
@@ -40,7 +40,7 @@ from engage.api import EngageError
 from engage.cli.check import check
 from engage.cli.common import CommandFailed, discard_output, registry_of
 from engage.cli.console import console, console_link, console_logout, console_password
-from engage.cli.copy import copy
+from engage.cli.copy import backup, copy, restore
 from engage.cli.dead_letters import dead_letters
 from engage.cli.erase import erase
 from engage.cli.export import export
@@ -63,8 +63,8 @@ __all__ = ["main"]
 GROUPS: Final[Mapping[str, Sequence[click.Command]]] = {
     "Set up and run": (init, check, serve, load_command, console, plugins),
     "Events and users": (
-        *(tail, export, copy, users, erase, subscriptions, suppressions),
-        dead_letters,
+        *(tail, export, copy, backup, restore),
+        *(users, erase, subscriptions, suppressions, dead_letters),
     ),
     "Keys, webhooks and sign-in": (
         *(keys, subscription_link, webhook_url, webhook_test, webhook_retry),

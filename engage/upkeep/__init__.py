@@ -11,6 +11,7 @@
 ``copy.py``             copies everything in one store to another
 ``copy_records.py``     copies the console's data: keys, audit and counters
 ``copy_report.py``      the report of a copy, and its comparison of records
+``backups.py``          what a backup leaves out, and the record of the last one
 ``erasures.py``         the file of erasures beside the config
 ``tombstones.py``       the erasures that a store knows
 ``audit.py``            records who changed what, for the operator

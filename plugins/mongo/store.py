@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import shlex
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
@@ -181,6 +182,15 @@ class MongoStorage(
         await self._connection.close()
         self._preparation.forget()
         self._profiles.forget()
+
+    def backup_commands(self) -> tuple[str, str]:
+        hosts, _, database = self._connection.name.rpartition("/")
+        there, everything = shlex.quote(hosts), shlex.quote(f"{database}.*")
+        archive = "--gzip --archive=engage.archive.gz"
+        return (
+            f"mongodump --uri {there} --db {shlex.quote(database)} {archive}",
+            f"mongorestore --uri {there} --nsInclude {everything} {archive}",
+        )
 
     async def check(self) -> None:
         await self._ready()

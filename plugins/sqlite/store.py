@@ -3,15 +3,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import dataclasses
 import os
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import orjson
 
 from engage.api import (
+    Backup,
+    BackupStore,
     BudgetUse,
     Count,
     CountStore,
@@ -25,6 +30,7 @@ from engage.api import (
     GroupProfile,
     Helper,
     Kind,
+    OnBytes,
     Outcome,
     Page,
     ProfileStore,
@@ -42,6 +48,7 @@ from engage.api import (
     VisitorProfile,
 )
 
+from . import backup
 from .connection import Settings, is_text, key_of
 from .reader import Reader
 from .tables import counts, dead_letters, events, people, records, subscriptions, suppressions
@@ -65,6 +72,7 @@ class SqliteStorage(
     DeadLetterStore,
     RecordStore,
     CountStore,
+    BackupStore,
     ErasureStore,
 ):
     """The storage that keeps everything in one SQLite file."""
@@ -426,6 +434,30 @@ class SqliteStorage(
 
     async def expire_counts(self, step: int, before: int, *, limit: int) -> int:
         return await self._writer.call(operations.EXPIRE_COUNTS, step, before, limit)
+
+    # --------------------------------------------------------------------------- backups
+    def back_up(self, target: Path, *, without: Collection[str], on_bytes: OnBytes) -> Backup:
+        return backup.back_up(self._settings, target, without, on_bytes)
+
+    def restore(
+        self,
+        source: Path,
+        *,
+        prepare: Callable[[EventStore, Backup], Awaitable[None]],
+        on_bytes: OnBytes,
+    ) -> Backup:
+        async def change(path: Path, found: Backup) -> None:
+            settings = dataclasses.replace(self._settings, path=str(path), writer="thread")
+            store = SqliteStorage(settings)
+            try:
+                await store.open(create=True)
+                await prepare(store, found)
+            finally:
+                await store.close()
+
+        with backup.restoring(self._settings, source, on_bytes) as (path, found):
+            asyncio.run(change(path, found))
+        return found
 
 
 def _cursor(place: Sequence[str | int] | None) -> str | None:

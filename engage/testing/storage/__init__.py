@@ -15,6 +15,7 @@
 ``dead_letters.py``   the tests of dead letters
 ``records.py``        the tests of records
 ``counts.py``         the tests of counters
+``backups.py``        the tests of backups, and of restoring them
 ``failures.py``       the tests of a store that is broken
 ``processes.py``      the tests of several processes, of a killed one, and of syncs
 ====================  ==================================================================
