@@ -237,7 +237,7 @@ OPERATIONS: Final[Sequence[Operation]] = (
         description="For a preferences page of your own: the query is that of the user's link.",
         tag="Subscriptions",
         success="subscriptions",
-        errors=("invalid_user_hash", "link_expired", *_UNAVAILABLE),
+        errors=("invalid_user_hash", "link_expired", "rate_limited", *_UNAVAILABLE),
         parameters=_LINK,
     ),
     Operation(
@@ -250,7 +250,7 @@ OPERATIONS: Final[Sequence[Operation]] = (
         description="It changes nothing.",
         tag="Subscriptions",
         success="text/html",
-        errors=("invalid_user_hash", *_UNAVAILABLE),
+        errors=("invalid_user_hash", "rate_limited", *_UNAVAILABLE),
         error_pages=True,
         parameters=(*_LINK, *_SHOWN),
     ),
@@ -284,6 +284,7 @@ OPERATIONS: Final[Sequence[Operation]] = (
             "invalid_signature",
             "unknown_provider",
             "workspace_required",
+            "rate_limited",
         ),
         parameters=(
             Parameter(

@@ -45,7 +45,7 @@ class _SettingsHandler(Handler):
         try:
             return find()
         except UnknownKeyError as unknown:
-            await self.services.keys.wait(unknown)
+            await self.wait_for_key(unknown)
         return find()
 
     def answer_settings(

@@ -120,6 +120,9 @@ def changes_of_form(workspace: Workspace, body: bytes) -> dict[str, bool]:
 class PreferencesHandler(Handler):
     """``/api/public/subscription-management/page``."""
 
+    #: Whether a link was verified, so that an error is not about it.
+    _verified = False
+
     def check(self) -> None:
         """Refuse a body by its encoding, then its length."""
         if self.request.method == "POST":
@@ -140,6 +143,7 @@ class PreferencesHandler(Handler):
     async def post(self) -> None:
         """Change what the form or one click says, then show the page."""
         person = await self.services.pipeline.person(link_of(self.request))
+        self._verified = True
         words = self._words(look := self.services.looks.of(person.workspace.id))
         content_type = self.request.fields.get("Content-Type", "")
         if is_one_click(content_type, self.body):
@@ -239,6 +243,8 @@ class PreferencesHandler(Handler):
     def answer_error(self, error: ApiError, headers: Mapping[str, str]) -> None:
         """Answer with a page that does not tell which workspaces there are."""
         text = _TEXTS.get(error.code, "unavailable" if error.status >= 500 else "failed")
+        if error.code == "rate_limited" and not self._verified:
+            text = "invalid"  # In place of a 401: see :mod:`engage.keys.guards`.
         look = self.services.looks.neutral
         words = self._words(look)
         heading = f"{text}_title"
