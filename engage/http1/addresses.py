@@ -12,7 +12,7 @@ __all__ = ["Network", "client_address", "is_within", "network_of", "networks", "
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 #: As the Application Gateway of Azure writes addresses, and other proxies if they are told to.
-_WITH_PORT = re.compile(r"\[([^\]]*)\](?::\d+)?|([^:]*):\d+")
+_WITH_PORT = re.compile(r"\[(?P<v6>[^\]]*)\](?::\d+)?|(?P<v4>[^:]*):\d+")
 
 
 def networks(texts: Iterable[str]) -> tuple[Network, ...]:
@@ -31,7 +31,7 @@ def client_address(peer: str, forwarded: str | None, trusted: Sequence[Network])
     address = peer
     for hop in reversed([hop.strip() for hop in (forwarded or "").split(",")]):
         if (found := _WITH_PORT.fullmatch(hop)) is not None:
-            hop = found[1] or found[2]
+            hop = found["v6"] or found["v4"] or ""
         if not is_within(address, trusted) or parsed_address(hop) is None:
             break
         address = hop

@@ -152,7 +152,7 @@ class History:
             self._keep(DAY, self._day, self._in_day)
             self._in_day, self._day_written, self._day_read = {}, {}, {}
         if set_back:
-            self._series = secrets.token_hex(8)
+            self._series = f"{self.process}-{now}"
         self._minute, self._hour, self._day = minute, hour, day
 
     async def write_to(self, store: CountStore) -> None:

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from engage.api import StorageUnavailable
 from engage.monitoring.history import History
 from engage.monitoring.metrics import Metrics
 from support.http_errors import check_error
+from support.memory_log import MemoryBroker
 from support.server_inprocess import BASIC, Serving, Valve, basic, serving
 
 EVENT = {"userId": "u", "event": "E"}
@@ -288,3 +290,28 @@ async def test_a_quota_counts_what_is_stored_and_answers_429(tmp_path: Path) -> 
         letters = len(await server.dead_letters())
         assert letters == 1  # that of the invalid event
         assert len(await server.events()) == 10
+
+
+async def test_a_quota_counts_what_is_in_the_log_also_while_the_store_is_down(
+    tmp_path: Path,
+) -> None:
+    """The log does not find duplicates, so they count."""
+    metrics = Metrics()
+    history = History(metrics)
+    quota = "[limits.quota]\nevents_per_day = 10\n"
+    down = Valve("counts", "put_counts")
+    down.error = StorageUnavailable("down")
+    async with serving(
+        tmp_path, config_extra=quota, metrics=metrics, broker=MemoryBroker(), meddle=down
+    ) as server:
+        quotas = server.app.quotas
+        assert quotas is not None
+        same = {**EVENT, "messageId": "same"}
+        for _ in range(2):
+            assert (await server.send("/v1/track", same)).status == 200
+        history.turn(server.app.clock())
+        await quotas.look(history, logs=False)
+        assert (await server.send("/v1/batch", batch(8))).status == 200
+        await asyncio.sleep(2.1)
+        await quotas.look(history, logs=False)
+        check_error(await server.track(), 429, "quota_exceeded")

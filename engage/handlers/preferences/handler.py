@@ -243,7 +243,7 @@ class PreferencesHandler(Handler):
     def answer_error(self, error: ApiError, headers: Mapping[str, str]) -> None:
         """Answer with a page that does not tell which workspaces there are."""
         text = _TEXTS.get(error.code, "unavailable" if error.status >= 500 else "failed")
-        if error.status == 429 and not self._verified:
+        if error.code == "rate_limited" and not self._verified:
             text = "invalid"  # In place of a 401: see :mod:`engage.keys.guards`.
         look = self.services.looks.neutral
         words = self._words(look)
