@@ -26,7 +26,7 @@ from support.sqlite import config_file, open_store
 def config(tmp_path: Path) -> Path:
     """Make a config with a key, and a store with a person."""
     path = config_file(tmp_path)
-    text = path.read_text().replace("[storage]", "[storage]\nwrite_timeout = 0.2", 1)
+    text = path.read_text().replace("[storage]", "[storage]\nwrite_timeout = 1", 1)
     path.write_text(f'[erasures]\nkey = "{KEY}"\n{text}\n[workspaces.webhooks]\n')
 
     async def write() -> None:
