@@ -68,8 +68,7 @@ def build(
         which need to know the outcome of an event.
     :param buckets: see :func:`engage.keys.buckets.open_buckets`.
     :param had_store: with ``supervised``, see :class:`engage.api.StorageContext`.
-    :raises ConfigError: if an option is wrong, or the storage lacks a feature that the config
-        requires.
+    :raises ConfigError: if an option is wrong, or the storage lacks what the config requires.
     """
     metrics = Metrics() if metrics is None else metrics
     clock = Clock()
