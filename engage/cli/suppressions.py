@@ -11,7 +11,14 @@ from pathlib import Path
 
 import click
 
-from engage.api import EngageError, EventStore, Suppression, SuppressionStore, suppressed_address
+from engage.api import (
+    ADDRESS_TRAITS,
+    EngageError,
+    EventStore,
+    Suppression,
+    SuppressionStore,
+    suppressed_address,
+)
 from engage.cli.common import (
     config_option,
     load_chosen,
@@ -161,7 +168,7 @@ async def _find(
 ) -> list[Suppression]:
     """Return the suppressions of addresses, in one channel or in all that the config names."""
     groups = [group for one in config.workspaces for group in one.subscription_groups]
-    channels = [channel] if channel else {"email", "sms", *(group.channel for group in groups)}
+    channels = [channel] if channel else {*ADDRESS_TRAITS, *(group.channel for group in groups)}
     pairs = {
         (name, known)
         for name in channels
