@@ -122,7 +122,7 @@ def remove(
     """Remove suppressions of addresses, whatever their reason.
 
     A later report of a provider suppresses the address again. The choices of users stay as they
-    are: the removal subscribes nobody. The exit status is 1 if nothing was removed.
+    are: the removal subscribes no one. The exit status is 1 if nothing was removed.
     """
     config, workspace = load_chosen(config_path, workspace_id)
 
