@@ -69,6 +69,7 @@ from engage.api.times import *
 from engage.api.transforms import *
 
 __all__ = [
+    "ADDRESS_TRAITS",
     "API_ORIGIN",
     "CONFLICT",
     "DAY_MS",

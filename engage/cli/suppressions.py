@@ -11,7 +11,14 @@ from pathlib import Path
 
 import click
 
-from engage.api import EngageError, EventStore, Suppression, SuppressionStore, suppressed_address
+from engage.api import (
+    ADDRESS_TRAITS,
+    EngageError,
+    EventStore,
+    Suppression,
+    SuppressionStore,
+    suppressed_address,
+)
 from engage.cli.common import (
     config_option,
     load_chosen,
@@ -116,7 +123,7 @@ def remove(
     """Remove suppressions of addresses, whatever their reason.
 
     A later report of a provider suppresses the address again. The choices of users stay as they
-    are: the removal subscribes nobody. The exit status is 1 if nothing was removed.
+    are: the removal subscribes no one. The exit status is 1 if nothing was removed.
     """
     config, workspace = load_chosen(config_path, workspace_id)
 
@@ -162,7 +169,7 @@ async def _find(
 ) -> list[Suppression]:
     """Return the suppressions of addresses, in one channel or in all that the config names."""
     groups = [group for one in config.workspaces for group in one.subscription_groups]
-    channels = [channel] if channel else {"email", "sms", *(group.channel for group in groups)}
+    channels = [channel] if channel else {*ADDRESS_TRAITS, *(group.channel for group in groups)}
     pairs = {
         (name, known)
         for name in channels

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from engage.api import (
+    ADDRESS_TRAITS,
     DAY_MS,
     EventStore,
     PayloadInvalid,
@@ -64,9 +65,6 @@ _USER_AGENT: Final = 256
 _CHANGE: Final = re.compile(r"changes\[([^\[\]]+)\]")
 _SECONDS: Final = re.compile(r"[1-9][0-9]{0,15}", re.ASCII)
 CHOICES: Final[Mapping[str, bool]] = {"true": True, "1": True, "false": False, "0": False}
-
-#: Trait → the channel whose addresses it has.
-_CHANNELS: Final[Mapping[str, str]] = {"email": "email", "phone": "sms"}
 
 #: Namespace of the ids of changes.
 _CHANGE_NAMESPACE: Final = uuid.UUID("2f7a1c55-94c1-5c6e-8f0a-6f4b4a1f9e02")
@@ -233,7 +231,7 @@ class Subscriptions:
         async with within(self._timeout):
             if person.identifier_key == "id" and isinstance(store, ProfileStore):
                 profile = await store.profile(workspace.id, person.user_id)
-                for trait in _CHANNELS.keys() & workspace.subscription_identifiers:
+                for trait in {*ADDRESS_TRAITS.values()} & {*workspace.subscription_identifiers}:
                     value = None if profile is None else profile.traits.get(trait)
                     if (form := identifier_value(trait, value)) is not None:
                         holders = await store.find_users(workspace.id, trait, [form])
@@ -241,7 +239,7 @@ class Subscriptions:
                             named[trait] = value
             addresses = [
                 (channel, address)
-                for trait, channel in _CHANNELS.items()
+                for channel, trait in ADDRESS_TRAITS.items()
                 if (address := suppressed_address(channel, str(named.get(trait, "")))) is not None
             ]
             return await store.suppressions(workspace.id, addresses) if addresses else ()

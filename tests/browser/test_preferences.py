@@ -78,6 +78,17 @@ TARGETS = """return [...document.querySelectorAll("button, label, a")].map((one)
   return [one.innerText, box.width, box.height];
 })"""
 
+#: The left edges of the first and the last character of a text.
+ENDS = """const all = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+while (all.nextNode().data.trim() != arguments[0]);
+const left = (start) => {
+  const range = new Range();
+  range.setStart(all.currentNode, start);
+  range.setEnd(all.currentNode, start + 1);
+  return range.getBoundingClientRect().left;
+};
+return [left(0), left(all.currentNode.length - 1)];"""
+
 
 class Elsewhere(http.server.ThreadingHTTPServer):
     """Another website, to which the page links. It keeps the headers of its requests."""
@@ -192,6 +203,13 @@ def test_what_one_presses_is_large(person: Operator) -> None:
     for name, width, height in targets:
         assert width >= 44, name
         assert height >= 44, name
+
+
+def test_a_name_in_latin_letters_has_its_order_in_arabic(person: Operator) -> None:
+    follow(person, members("reader"), lang="ar")
+    assert "Offers & <more>" in person.texts("label")
+    ends = person.browser.run(ENDS, "Offers & <more>")
+    assert ends[0] < ends[1]
 
 
 def test_forced_colours_show_the_buttons(person: Operator) -> None:

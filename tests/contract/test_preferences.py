@@ -393,6 +393,8 @@ def test_an_expired_link_only_unsubscribes(server: Server) -> None:
     mixed = {"shown": "offers:0 product:1", "group": ["offers"]}
     answer = server.client.post(url, data=mixed)
     assert (answer.status_code, "checkbox" in answer.text) == (200, False)
+    assert "You are unsubscribed from product." in answer.text
+    assert "saved" not in answer.text
     assert server.client.post(url, data=ONE_CLICK).status_code == 200
     assert server.client.post(url, data={"unsubscribe": "delivery"}).status_code == 200
     assert choices(server, members("expired")) == dict.fromkeys(AT_FIRST, False)

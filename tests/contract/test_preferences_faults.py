@@ -116,6 +116,7 @@ async def test_what_is_suppressed_is_shown(tmp_path: Path, more: str) -> None:
                     ("email", "ann@example.com", "", "bounce"),
                     ("email", "bob@example.com", "", "bounce"),
                     ("sms", "+491", "delivery", "stop"),
+                    ("whatsapp", "+491", "", "stop"),
                 )
             ]
         )
@@ -132,23 +133,25 @@ async def test_what_is_suppressed_is_shown(tmp_path: Path, more: str) -> None:
             assert answer.status == 200
             page = (await get(server, page_of(link))).body
             found = answer.json["suppressions"]
-            whole = any(one["groupId"] is None for one in found)
-            assert (b"Nothing is sent to your address" in page) == whole
+            channels = {(one["channel"], one["groupId"]) for one in found}
+            assert (b"Nothing is sent to your address" in page) == (("email", None) in channels)
+            of_group = b"Not sent to your address at the moment: Delivery." in page
+            assert of_group == (("sms", "delivery") in channels)
             assert {one["at"] for one in found} <= {"2023-11-14T22:13:20.000Z"}
             return sorted((one["channel"], one["groupId"], one["reason"]) for one in found)
 
-        sms = [("sms", "delivery", "stop")]
+        phone = [("sms", "delivery", "stop"), ("whatsapp", None, "stop")]
         if more:
             # The address is not an identifier: users are not found by it.
-            assert await suppressed(members("ann")) == sms
+            assert await suppressed(members("ann")) == phone
             return
-        both = [("email", None, "bounce"), *sms]
+        both = [("email", None, "bounce"), *phone]
         assert await suppressed(members("ann")) == both
         for user in ("mallory", "bob", "nobody"):
             assert await suppressed(members(user)) == []
         link = members("ann", identifier="ANN@example.com", key="email")
         assert await suppressed(link) == both[:1]
-        assert await suppressed(members("ann", identifier="+49 1", key="phone")) == sms
+        assert await suppressed(members("ann", identifier="+49 1", key="phone")) == phone
 
 
 def click(url: str, name: str, answered: list[str]) -> None:

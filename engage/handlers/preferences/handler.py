@@ -9,7 +9,7 @@ and no cookie: the signature in the query is the permission, for all of these.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from engage.api import PayloadInvalid
@@ -158,7 +158,9 @@ class PreferencesHandler(Handler):
             await self._show(person, state, asks=True, code=403 if wanted else 200)
             return
         shown = any(name == "shown" for name, _ in _fields(self.body))
-        status = words.text("saved") if shown or not changes else _done(person, changes, words)
+        # Of a form that was sent after the link had expired, only a part may be saved.
+        saved = shown and changes == wanted
+        status = words.text("saved") if saved or not changes else _done(person, changes, words)
         await self._show(person, state, status=status)
 
     async def _choose(
@@ -224,20 +226,19 @@ class PreferencesHandler(Handler):
     async def _channels(
         self, person: Person, state: Mapping[str, bool], words: Words
     ) -> list[tuple[str, str, list[tuple[str, str, bool]]]]:
-        """Return the choices by channel, with a note where nothing is sent anyway."""
-        silent = {
-            one.channel
-            for one in await self.services.pipeline.suppressions(person)
-            if not one.group_id
-        }
-        groups = person.workspace.subscription_groups
+        """Return the choices by channel, with a note where something is not sent anyway."""
+        suppressed = await self.services.pipeline.suppressions(person)
+        silent = {(one.channel, one.group_id) for one in suppressed}
+        by_channel: dict[str, list[SubscriptionGroup]] = {}
+        for group in person.workspace.subscription_groups:
+            by_channel.setdefault(group.channel, []).append(group)
         return [
             (
                 words.of_channel("channel", channel),
-                words.text("suppressed") if channel in silent else "",
-                [(g.id, words.group(g), state[g.id]) for g in groups if g.channel == channel],
+                _note(channel, groups, silent, words),
+                [(group.id, words.group(group), state[group.id]) for group in groups],
             )
-            for channel in dict.fromkeys(group.channel for group in groups)
+            for channel, groups in by_channel.items()
         ]
 
     def answer_error(self, error: ApiError, headers: Mapping[str, str]) -> None:
@@ -307,6 +308,24 @@ def _offers(person: Person, named: SubscriptionGroup | None, words: Words) -> li
     label = words.of_channel("unsubscribe_channel", channel)
     both = [one, ("unsubscribe_channel", channel, label)]
     return both if person.workspace.preferences_page.one_click == "group" else both[::-1]
+
+
+def _note(
+    channel: str,
+    groups: Sequence[SubscriptionGroup],
+    silent: Collection[tuple[str, str]],
+    words: Words,
+) -> str:
+    """Return what is not sent to the person in a channel, whatever the choices are.
+
+    :param silent: suppressed channels and groups; without a group, it is all of the channel.
+    """
+    if (channel, "") in silent:
+        return words.text("suppressed")
+    names = [words.group(group) for group in groups if (channel, group.id) in silent]
+    if not names:
+        return ""
+    return words.text("suppressed_groups", groups=words.text("separator").join(names))
 
 
 def _done(person: Person, changes: Mapping[str, bool], words: Words) -> str:

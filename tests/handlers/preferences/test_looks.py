@@ -78,7 +78,7 @@ def test_the_page_has_the_logo_the_name_and_the_links(write: Write, tmp_path: Pa
     assert '<a href="https://a.example/?a=1&amp;b=2" rel="noreferrer">Imprint</a>' in text
     assert '<a href="https://a.example/privacy" rel="noreferrer">Privacy</a>' in text
     plain = shown(look(write("")))
-    assert '<header class="brand">Acme</header>' in plain
+    assert '<header class="brand"><bdi>Acme</bdi></header>' in plain
     assert "<img" not in plain
     assert "<footer" not in plain
 
