@@ -82,9 +82,12 @@ class Profiles:
         """Forget the remembered links and claims if a profile was erased, by any process: it had
         some of them. That is looked up once a second. To be called within
         :meth:`Connection.calling`."""
-        if time.monotonic() < self._look_at:
+        now = time.monotonic()
+        if now < self._look_at:
             return
-        self._look_at = time.monotonic() + ERASURES_SECONDS
+        self._look_at = now + ERASURES_SECONDS
+        if not (self._links or self._claims):
+            return
         found = await self._connection.db[META].find_one({"_id": "erasures"})
         erased = 0 if found is None else found["count"]
         if erased != self._erased:

@@ -172,7 +172,10 @@ def test_a_user_whose_events_arrive_is_erased_up_to_the_receipt(tmp_path: Path) 
         sent: list[int] = []
 
         def send(number: int) -> None:
-            client = httpx.Client(base_url=server.url, timeout=60)
+            with httpx.Client(base_url=server.url, timeout=60) as client:
+                send_all(number, client)
+
+        def send_all(number: int, client: httpx.Client) -> None:
             count = 0
             while not stop.is_set():
                 began = time.monotonic()
