@@ -38,8 +38,6 @@ from engage.webhooks import (
     parse_json,
 )
 
-#: The event that a call of the type ``delete`` becomes.
-_DELETE: Final = "User Deletion Requested"
 #: The number of bytes that are searched for the first element: the sender is not verified yet.
 #: Segment's events have at most 32 KiB.
 MAX_ELEMENT: Final = 128 * 1024
@@ -60,8 +58,6 @@ class Segment(SecretProvider):
 
     signing = Signing(signature="x-signature", body=True)
 
-    erasure_requests = (_DELETE,)
-
     def __init__(self, options: Mapping[str, Any], context: ProviderContext) -> None:
         super().__init__(options, context)
         self._allow_batch = options.get("allow_batch", False)
@@ -78,7 +74,7 @@ class Segment(SecretProvider):
         )
 
     def translate(self, request: WebhookRequest) -> Translation:
-        """Return the events as they are, and a track event for a ``delete``; ignore other types."""
+        """Return the events as they are; ignore ``delete`` and other types."""
         payload = parse_json(request.body)
         events: list[TranslatedEvent] = []
         rejected: list[Rejected] = []
@@ -92,12 +88,10 @@ class Segment(SecretProvider):
             kind = item.get("type")
             if not isinstance(kind, str):
                 rejected.append(Rejected(index, "type: required"))
-            elif kind.lower() not in EVENT_TYPES and kind.lower() != "delete":
+            elif kind.lower() not in EVENT_TYPES:
                 ignored += 1
             else:
                 document = {**item, "type": kind.lower()}
-                if kind.lower() == "delete":
-                    document |= {"type": "track", "event": _DELETE, "properties": {}}
                 timed = item.get("timestamp") or item.get("originalTimestamp")
                 document["messageId"] = message_id(item.get("messageId")) or (
                     content_id(item) if timed else ids(index)

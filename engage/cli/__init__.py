@@ -15,9 +15,8 @@
 ``replays.py``        ``engage dead-letters check`` and ``replay``
 ``letters.py``        the code that the commands of ``engage dead-letters`` share
 ``users.py``          ``engage users show``, ``remove-trait``, ``unlink`` and ``link``
-``subscriptions.py``  ``engage subscriptions import`` and ``export``
+``subscriptions.py``  ``engage subscriptions import`` and ``export``, ``engage subscription-link``
 ``suppressions.py``   ``engage suppressions list`` and ``remove``
-``links.py``          ``engage subscription-link``
 ``erase.py``          ``engage erase``, ``erase user`` and ``erase requests``
 ``keys.py``           ``engage keys list``, ``add``, ``disable``, ``enable`` and ``archive``
 ``webhooks.py``       ``engage webhook-url``, ``webhook-test`` and ``webhook-retry``
@@ -46,11 +45,10 @@ from engage.cli.erase import erase
 from engage.cli.export import export
 from engage.cli.init import init
 from engage.cli.keys import keys
-from engage.cli.links import subscription_link
 from engage.cli.load import load_command
 from engage.cli.plugins import plugins
 from engage.cli.serve import serve
-from engage.cli.subscriptions import subscriptions
+from engage.cli.subscriptions import subscription_link, subscriptions
 from engage.cli.suppressions import suppressions
 from engage.cli.tail import tail
 from engage.cli.users import users

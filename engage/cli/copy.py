@@ -111,7 +111,7 @@ def _print(counts: Counts) -> None:
 @click.argument("target", type=click.Path(path_type=Path))
 @click.pass_context
 def backup(ctx: click.Context, config_path: Path, target: Path) -> None:
-    """Write all of the store into the new file TARGET, while the server runs.
+    """Write the store into a new file while the server runs.
 
     The file has everything that was acknowledged before the command began, in one state, except
     what lets people sign in to the console. It gets its name when it is complete, verified and on
@@ -146,7 +146,7 @@ async def _record(registry: Registry, config: Config, made: Backup, target: str)
 @click.argument("file", type=click.Path(path_type=Path))
 @click.pass_context
 def restore(ctx: click.Context, config_path: Path, erasures_file: Path | None, file: Path) -> None:
-    """Make the store that the config names of FILE, which `engage backup` wrote.
+    """Make the store of the config from a backup.
 
     The store must not exist. Erasures since the backup are repeated, and write keys that were
     disabled or archived since are disabled again. The store exists when all of that is done; a

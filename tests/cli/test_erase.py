@@ -112,7 +112,7 @@ def test_erasures_are_repeated_from_a_file(config: Path, tmp_path: Path) -> None
 
 
 def test_requests_of_providers_are_listed(config: Path) -> None:
-    names = '\nshopify = {client_secret = "s"}\nsegment = {secret = "t"}\n'
+    names = '\nshopify = {client_secret = "s"}\n'
     text = config.read_text().replace("[workspaces.webhooks]\n", "")
     acme, _, other = text.partition('[[workspaces]]\nid = "other"')
     config.write_text(f'{acme}[workspaces.webhooks]{names}[[workspaces]]\nid = "other"{other}')
@@ -123,7 +123,7 @@ def test_requests_of_providers_are_listed(config: Path) -> None:
             [
                 event("r1", origin="shopify", at=9, **name),
                 event("r2", at=9, **name),
-                event("r3", origin="segment", at=8, user_id="bob", event="User Deletion Requested"),
+                event("r3", origin="shopify", at=8, **{**name, "user_id": "bob"}),
             ]
         )
 
@@ -131,12 +131,12 @@ def test_requests_of_providers_are_listed(config: Path) -> None:
     result = run("erase", "requests", "--config", config, "--workspace", "acme")
     assert (result.exit_code, result.stderr) == (0, "")
     assert [line.split("\t")[1:] for line in result.stdout.splitlines()] == [
-        ["segment", "bob"],
         ["shopify", "ann"],
+        ["shopify", "bob"],
     ]
     erase(config)
     result = run("erase", "requests", "--config", config, "--workspace", "acme")
-    assert [line.split("\t")[1:] for line in result.stdout.splitlines()] == [["segment", "bob"]]
+    assert [line.split("\t")[1:] for line in result.stdout.splitlines()] == [["shopify", "bob"]]
 
 
 def test_everything_about_a_user_is_exported(config: Path) -> None:

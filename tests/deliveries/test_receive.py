@@ -509,7 +509,7 @@ async def test_deliveries_are_counted(tmp_path: Path) -> None:
     async with serving(tmp_path, **SEGMENT, metrics=metrics) as server:
         event = {"type": "track", "event": "E", "userId": "u", "messageId": "m"}
         await deliver(server, segment(event))
-        await deliver(server, segment({"type": "suppress", "userId": "u"}))
+        await deliver(server, segment({"type": "delete", "userId": "u"}))
         await deliver(server, segment(b"x"))
         await deliver(server, segment(event, "wrong"))
         await server.send("/api/public/webhooks/nobody", {})

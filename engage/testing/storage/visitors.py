@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The promises of a :class:`~engage.api.ProfileStore` about visitors: a person is merged when it is
-read, so the result depends on no order of arrival.
-"""
+"""The promises of a :class:`~engage.api.ProfileStore` about visitors, in any order of arrival."""
 
 from __future__ import annotations
 
@@ -451,10 +449,7 @@ _VISITORS = ("v", "v2", "v3", "both")
 
 
 def history(choose: Callable[[Sequence[Any]], Any], workspace: str) -> list[Event]:
-    """Return the events of a few people who have ids in common.
-
-    :param choose: chooses one of some values.
-    """
+    """Return the events of a few people who have ids in common, as ``choose`` chooses."""
     found = []
     for number in range(choose(range(2, 13))):
         kind = choose(["visit", "visit", "identify", "link", "group", "decision"])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engage.api import NothingSigned, PayloadInvalid, SignatureMismatch, Translation
-from engage_plugins.segment import MAX_ELEMENT, Segment, first_element
+from engage_plugins.segment import MAX_ELEMENT, first_element
 from support.providers import make, request
 
 EVENT = {"type": "track", "event": "E", "userId": "u", "messageId": "m"}
@@ -74,22 +74,10 @@ def test_events_are_not_changed() -> None:
 
 
 def test_types_may_have_any_case_and_others_are_ignored() -> None:
-    translation = translate([{**EVENT, "type": "Track"}, {**EVENT, "type": "other"}, EVENT])
+    translation = translate([{**EVENT, "type": "Track"}, {**EVENT, "type": "delete"}, EVENT])
     assert [event.document["type"] for event in translation.events] == ["track", "track"]
     assert [event.index for event in translation.events] == [0, 2]
     assert translation.ignored == 1
-
-
-def test_a_delete_becomes_a_request_to_erase() -> None:
-    asked = {"type": "Delete", "userId": "u", "messageId": "d1"}
-    (event,) = translate(asked).events
-    assert event.document == {
-        **asked,
-        "type": "track",
-        "event": "User Deletion Requested",
-        "properties": {},
-    }
-    assert Segment.erasure_requests == ("User Deletion Requested",)
 
 
 def test_an_event_without_an_id_gets_one_from_its_content() -> None:
