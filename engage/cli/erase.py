@@ -120,8 +120,8 @@ def user_(
 def requests(ctx: click.Context, config_path: Path, workspace_id: str | None) -> None:
     """List the requests to erase that providers passed on.
 
-    They are Shopify's `customers/redact`, for example. None of them proves who asks: look at it, and
-    use `engage erase user`, which also removes the request.
+    Such as Shopify's `customers/redact`. None of them proves who asks: look at it, and use
+    `engage erase user`, which also removes the request.
     """
     config, workspace = load_chosen(config_path, workspace_id)
     names = registry_of(ctx, config).erasure_requests(config, workspace)
