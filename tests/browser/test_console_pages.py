@@ -28,7 +28,7 @@ def paths(console: Server) -> dict[str, str]:
 def test_each_page_of_the_route_table_is_visited() -> None:
     shown = {path.partition("?")[0] for path in pages("x").values()}
     others = {
-        *("event.json", "live.json", "overview.json", "events.ndjson", "healthz"),
+        *("event.json", "live.json", "overview.json", "events.ndjson", "user.ndjson", "healthz"),
         *("letter/check", "letter/replay", "link", "login", "logout"),
     }
     assert {route.lstrip("/") for route in ROUTES} == shown | others
