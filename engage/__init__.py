@@ -13,6 +13,7 @@ the path of a request
 ``app.py``          builds the server from a config, in one function
 ``http1/``          HTTP/1.1: connections, requests, limits of size and time
 ``handlers/``       the HTTP API: operations and their paths, answers, CORS, OpenAPI, pages
+``erasure/``        everything that a store has of a person, and erasing it
 ``deliveries/``     the steps of a webhook delivery: verify, translate, store, answer
 ``keys/``           write keys: the table of keys, who may write, creating and disabling them
 ``pipeline/``       the steps of an event: decode, validate, normalise, transform, store

@@ -15,6 +15,7 @@ from engage.deliveries.receive import Deliveries
 from engage.errors import Limit
 from engage.handlers.base import Services
 from engage.handlers.cors import CorsPolicy
+from engage.handlers.preferences.looks import Looks
 from engage.handlers.routes import Router
 from engage.http1.addresses import networks
 from engage.http1.listener import Listener
@@ -67,8 +68,7 @@ def build(
         which need to know the outcome of an event.
     :param buckets: see :func:`engage.keys.buckets.open_buckets`.
     :param had_store: with ``supervised``, see :class:`engage.api.StorageContext`.
-    :raises ConfigError: if an option is wrong, or the storage lacks a feature that the config
-        requires.
+    :raises ConfigError: if an option is wrong, or needs a feature that the storage lacks.
     """
     metrics = Metrics() if metrics is None else metrics
     clock = Clock()
@@ -108,6 +108,7 @@ def build(
         cors=CorsPolicy(config.cors),
         readiness=readiness,
         deliveries=_make_deliveries(config, registry, metrics, pipeline, ingest, clock),
+        looks=Looks(config),
         trusted_proxies=networks(config.server.trusted_proxies),
         draining=lambda: app.draining,
         log_state=None if front is None else front.state,

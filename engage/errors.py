@@ -36,7 +36,9 @@ __all__ = [
     "from_exception",
     "from_problems",
     "internal_error",
+    "invalid_link",
     "key_refused",
+    "link_expired",
     "located",
     "log_unavailable",
     "overloaded",
@@ -66,6 +68,7 @@ STATUS: Final[Mapping[str, int]] = {
     "operation_not_allowed": 403,
     "identity_not_verified": 403,
     "server_key_exposed": 403,
+    "link_expired": 403,
     "not_found": 404,
     "unknown_provider": 404,
     "method_not_allowed": 405,
@@ -223,6 +226,16 @@ def key_refused(reason: str, code: str = "invalid_write_key") -> ApiError:
     :param reason: a sentence about the key or the request.
     """
     return ApiError(code, f"invalid write key: {reason}")
+
+
+def invalid_link() -> ApiError:
+    """Return the 401 for a signed link; it does not tell what is wrong."""
+    return ApiError("invalid_user_hash", "the hash belongs to no known user")
+
+
+def link_expired() -> ApiError:
+    """Return the 403 for a signed link that only unsubscribes any more."""
+    return ApiError("link_expired", "the link has expired; it can only unsubscribe")
 
 
 def body_too_large(limit: Limit) -> ApiError:

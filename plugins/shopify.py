@@ -76,6 +76,7 @@ class Shopify(SecretProvider):
         "   format JSON, for customers/*, orders/* and checkouts/*."
     )
 
+    erasure_requests = ("Customer Redaction Requested",)
     secret_option = "client_secret"
     signing = Signing(signature="x-shopify-hmac-sha256", encoding="base64", body=True)
 

@@ -31,6 +31,7 @@ LAYERS = (
     "registry upkeep http1",
     "keys",
     "pipeline",
+    "erasure",
     "log",
     "deliveries",
     "handlers",

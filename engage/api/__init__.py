@@ -25,7 +25,9 @@ The errors of engage, with the code that raises each, and its effect::
 ``storage.py``         the interfaces of a storage
 ``dead_letters.py``    dead letters, their budgets, and the interface of a storage that keeps them
 ``records.py``         the interface of a storage that keeps small records, such as write keys
+``erasures.py``        the interface of a storage from which a person can be erased
 ``counts.py``          the interface of a storage that keeps counters per minute and hour
+``backups.py``         the interface of a storage that a command backs up into one file
 ``log.py``             the interface of a log in front of the storage
 ``log_records.py``     the format of the records of a log
 ``pages.py``           a page of a scan
@@ -48,8 +50,10 @@ from typing import Final
 
 import pluggy
 
+from engage.api.backups import *
 from engage.api.counts import *
 from engage.api.dead_letters import *
+from engage.api.erasures import *
 from engage.api.errors import *
 from engage.api.events import *
 from engage.api.log import *
@@ -67,11 +71,13 @@ from engage.api.transforms import *
 from engage.api.verification import *
 
 __all__ = [
+    "ADDRESS_TRAITS",
     "API_ORIGIN",
     "CONFLICT",
     "DAY_MS",
     "DROP",
     "ENGAGE_VERSION",
+    "ERASED",
     "EVENT_TYPES",
     "MAX_CANDIDATES",
     "MAX_CLAIMS",
@@ -79,8 +85,11 @@ __all__ = [
     "MAX_TIME",
     "MAX_USERS",
     "OPERATOR_ORIGIN",
+    "RECIPIENT_PREFIXES",
     "REMOVED",
     "Backlog",
+    "Backup",
+    "BackupStore",
     "Batch",
     "BudgetName",
     "BudgetUse",
@@ -94,6 +103,7 @@ __all__ = [
     "DeadLetterBudget",
     "DeadLetterStore",
     "EngageError",
+    "ErasureStore",
     "Event",
     "EventFilter",
     "EventLog",
@@ -112,6 +122,7 @@ __all__ = [
     "NothingSigned",
     "Observer",
     "ObserverFactory",
+    "OnBytes",
     "OptOut",
     "OptionsSchema",
     "Outcome",
@@ -160,6 +171,7 @@ __all__ = [
     "UserProfile",
     "VerifiableStore",
     "Version",
+    "Versioned",
     "VisitorProfile",
     "WebhookError",
     "WebhookRequest",

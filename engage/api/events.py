@@ -14,6 +14,7 @@ __all__ = [
     "API_ORIGIN",
     "EVENT_TYPES",
     "OPERATOR_ORIGIN",
+    "RECIPIENT_PREFIXES",
     "Change",
     "Event",
     "Kind",
@@ -226,7 +227,9 @@ def _decision(user_id: str | None, anonymous_id: str, *, counts: bool) -> tuple[
     if user_id is None:
         return ()
     decision = LinkDecision(user_id, anonymous_id, counts)
-    return (Link(user_id, anonymous_id), decision) if counts else (decision,)
+    if counts and _is_visitor(anonymous_id):
+        return (Link(user_id, anonymous_id), decision)
+    return (decision,)
 
 
 def _is_id(text: str | None) -> TypeGuard[str]:

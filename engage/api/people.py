@@ -9,23 +9,33 @@ be taken back when an earlier link arrives late, or when an operator undoes one.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+import operator
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Final
 
 import orjson
 
 from engage.api.profiles import UserProfile, VisitorProfile
 from engage.api.storage import ProfileLimits
 
-__all__ = ["REMOVED", "Registers", "Version", "merge", "visitor_of", "winner"]
-
-Value = TypeVar("Value")
+__all__ = ["REMOVED", "Registers", "Version", "Versioned", "merge", "visitor_of", "winner"]
 
 #: Orders the values of a register: timestamp, message id, origin. The greatest wins.
 Version = tuple[int, str, str]
 
+#: A version and the value, in one tuple; a storage may have more after them. Two of one name never
+#: have the same version, so comparing the tuples compares the versions.
+Versioned = tuple[Any, ...]
+
+#: Returns the value.
+_value: Final = operator.itemgetter(3)
+
 #: The value of a trait that an operator removed.
 REMOVED: Final = object()
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
 
 
 # Not frozen: the ``__init__`` of a frozen class takes longer, and a page has thousands.
@@ -36,10 +46,13 @@ class Registers:
     id: str
     created_at: int
     updated_at: int
-    #: Trait → version and value, which may be :data:`REMOVED`.
-    traits: Mapping[str, tuple[Version, Any]]
+    #: Trait → version and value.
+    traits: Mapping[str, Versioned]
     #: Group id → version, and whether the subject is a member.
-    groups: Mapping[str, tuple[Version, bool]]
+    groups: Mapping[str, Versioned]
+    #: Returns what the stored value of a trait means, which may be :data:`REMOVED`. It is called
+    #: for the values that win only.
+    decode: Callable[[Any], Any] = _as_it_is
 
 
 def merge(
@@ -60,30 +73,32 @@ def merge(
     """
     visitors = visitors[: limits.user_visitors]
     everyone = (user, *visitors)
-    traits = _greatest([one.traits for one in everyone])
-    values = _values(traits)
+    values, times = _decoded(_greatest([one.traits for one in everyone]), user.decode)
     members = _greatest([one.groups for one in everyone])
-    groups = sorted(name for name, (_, member) in members.items() if member)
+    groups = sorted([name for name, register in members.items() if _value(register)])
     left_out = 0
     # The whole is larger than the sum of the sizes, so nearly always all have room.
     if visitors and (len(values) > limits.traits or len(orjson.dumps(values)) > limits.trait_bytes):
         names = _in_order(one.traits for one in everyone)
-        traits, left_out = _within({name: traits[name] for name in names}, limits, identifiers)
-        values = _values(traits)
+        kept = _within(
+            {name: values[name] for name in names if name in values}, limits, identifiers
+        )
+        left_out = len(values) - len(kept)
+        values, times = kept, {name: times[name] for name in kept}
     if visitors and len(groups) > limits.memberships:
         left_out += len(groups) - limits.memberships
         names = _in_order(one.groups for one in everyone)
-        groups = sorted([name for name in names if members[name][1]][: limits.memberships])
+        groups = sorted([name for name in names if _value(members[name])][: limits.memberships])
     return UserProfile(
         workspace_id=workspace_id,
         user_id=user.id,
         created_at=user.created_at,
-        updated_at=max(one.updated_at for one in everyone),
+        updated_at=max([one.updated_at for one in everyone]),
         anonymous_ids=sorted(anonymous_ids),
         groups=groups,
         left_out=left_out,
         traits=values,
-        trait_times=_times(traits),
+        trait_times=times,
     )
 
 
@@ -92,15 +107,16 @@ def visitor_of(workspace_id: str, visitor: Registers, user_id: str | None) -> Vi
 
     :param user_id: the user that the visitor belongs to, if that user exists.
     """
+    values, times = _decoded(visitor.traits, visitor.decode)
     return VisitorProfile(
         workspace_id=workspace_id,
         anonymous_id=visitor.id,
         user_id=user_id,
         created_at=visitor.created_at,
         updated_at=visitor.updated_at,
-        groups=sorted(name for name, (_, member) in visitor.groups.items() if member),
-        traits=_values(visitor.traits),
-        trait_times=_times(visitor.traits),
+        groups=sorted([name for name, register in visitor.groups.items() if _value(register)]),
+        traits=values,
+        trait_times=times,
     )
 
 
@@ -113,23 +129,32 @@ def winner(
     """
     everyone = (user, *visitors[: limits.user_visitors])
     found = [one.traits[trait] for one in everyone if trait in one.traits]
-    return max(found, key=_version)[1] if found else REMOVED
+    return user.decode(_value(max(found))) if found else REMOVED
 
 
-def _version(register: tuple[Version, Any]) -> Version:
-    return register[0]
-
-
-def _greatest(
-    registers: Sequence[Mapping[str, tuple[Version, Value]]],
-) -> Mapping[str, tuple[Version, Value]]:
+def _greatest(registers: Sequence[Mapping[str, Versioned]]) -> Mapping[str, Versioned]:
     """Return the greatest version of each name."""
+    if len(registers) == 1:
+        return registers[0]
     found = dict(registers[0])
     for one in registers[1:]:
         for name, register in one.items():
-            if name not in found or found[name][0] < register[0]:
+            if name not in found or found[name] < register:
                 found[name] = register
     return found
+
+
+def _decoded(
+    traits: Mapping[str, Versioned], decode: Callable[[Any], Any]
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """Return the traits that are not removed, and when each was set."""
+    values, times = {}, {}
+    for name, register in traits.items():
+        value = decode(_value(register))
+        if value is not REMOVED:
+            values[name] = value
+            times[name] = register[0]
+    return values, times
 
 
 def _in_order(registers: Iterable[Mapping[str, Any]]) -> Iterable[str]:
@@ -139,22 +164,14 @@ def _in_order(registers: Iterable[Mapping[str, Any]]) -> Iterable[str]:
 
 
 def _within(
-    traits: Mapping[str, tuple[Version, Any]], limits: ProfileLimits, identifiers: Collection[str]
-) -> tuple[dict[str, tuple[Version, Any]], int]:
-    """Return the traits that have room, in their order, and how many have none."""
+    values: Mapping[str, Any], limits: ProfileLimits, identifiers: Collection[str]
+) -> dict[str, Any]:
+    """Return the traits that have room, in their order."""
     kept, count, total = {}, 0, 0
-    for name, register in traits.items():
-        size = 0 if register[1] is REMOVED else limits.size(name, register[1], identifiers)
+    for name, value in values.items():
+        size = limits.size(name, value, identifiers)
         if not size or (count < limits.traits and total + size <= limits.trait_bytes):
             count += bool(size)
             total += size
-            kept[name] = register
-    return kept, len(traits) - len(kept)
-
-
-def _values(traits: Mapping[str, tuple[Version, Any]]) -> dict[str, Any]:
-    return {name: value for name, (_, value) in traits.items() if value is not REMOVED}
-
-
-def _times(traits: Mapping[str, tuple[Version, Any]]) -> dict[str, int]:
-    return {name: version[0] for name, (version, value) in traits.items() if value is not REMOVED}
+            kept[name] = value
+    return kept

@@ -168,8 +168,8 @@ class ProfileStore(abc.ABC):
         return Page((), None)
 
     async def expire_visitors(self, before: int, *, limit: int) -> int:
-        """Delete visitors that belong to no user, and that no event received since ``before``
-        changed.
+        """Delete visitors that belong to no user, made no subscription choice, and were changed by
+        no event received since ``before``.
 
         :param before: milliseconds since 1970 UTC.
         :param limit: the maximum number of visitors, so that one call never stalls writes.

@@ -235,6 +235,9 @@ class Provider(abc.ABC):
     #: The channels of the :class:`OptOut` of its events, such as ``email`` or ``sms``; empty: it
     #: reports none. The core reads them as it does ``identifiers``.
     opt_out_channels: Sequence[str] = ()
+    #: Names of its events with which a service passes on that a person wants to be erased, for
+    #: `engage erase requests`. The core reads these from the registered factory as well.
+    erasure_requests: Sequence[str] = ()
     #: The largest body of the service's deliveries in bytes, compressed and decompressed; ``None``:
     #: ``limits.webhook_body_bytes``, which a larger value does not exceed. A body costs time and
     #: memory before it is verified, so set it if the service's deliveries are small.

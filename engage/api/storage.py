@@ -60,7 +60,8 @@ class Outcome:
     status: Status
     #: Why the storage can never store this event: one sentence for the client, without its values.
     reason: str | None = None
-    #: For a duplicate: the body of the event that is stored under the same identity.
+    #: For a duplicate: the body of the event that is stored under the same identity;
+    #: :data:`ERASED` if it was erased.
     stored: bytes | None = None
 
 
@@ -82,6 +83,8 @@ class EventFilter:
     #: begins with this text, by :func:`begins_with`. A storage may return more events, such as
     #: those in which only the letters A to Z are the same.
     begins: Sequence[tuple[Sequence[str], str]] = ()
+    #: One of these is the user id or, of an event without one, the anonymous id; at most 8000.
+    ids: Collection[str] | None = None
 
     def matches(self, event: Event) -> bool:
         """Return whether an event is wanted.
@@ -97,6 +100,7 @@ class EventFilter:
             and (self.name is None or event.name == self.name)
             and (self.origin is None or event.origin == self.origin)
             and (self.until is None or event.received_at < self.until)
+            and (self.ids is None or (event.user_id or event.anonymous_id) in self.ids)
             and all(
                 any(begins_with(getattr(event, field), text) for field in fields)
                 for fields, text in self.begins
@@ -205,6 +209,13 @@ class EventStore(abc.ABC):
         The parent of the workers (or loaders) calls this once, without opening the store. It starts
         a process for the function before the first worker, and another one when that dies. The
         storages of the other processes have :attr:`StorageContext.supervised`.
+        """
+        return None
+
+    def backup_commands(self) -> tuple[str, str] | None:
+        """Return the lines to type to back up the store and to restore it; never with a secret.
+
+        For a storage that is no :class:`BackupStore`, because its database has its own commands.
         """
         return None
 

@@ -5,22 +5,31 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
 
 from engage.api.events import identifier_value
 from engage.api.pages import Page
 
-__all__ = ["Suppression", "SuppressionStore", "suppressed_address"]
+__all__ = ["ADDRESS_TRAITS", "Suppression", "SuppressionStore", "suppressed_address"]
+
+#: Channel → the trait that has the addresses of people in it.
+ADDRESS_TRAITS: Final[Mapping[str, str]] = {
+    "email": "email",
+    "sms": "phone",
+    "whatsapp": "phone",
+    "rcs": "phone",
+}
 
 
 def suppressed_address(channel: str, value: str) -> str | None:
     """Return the form in which an address of a channel is suppressed and looked up.
 
-    :param channel: in the channel ``email`` this is the form of the trait ``email``, and in ``sms``
-        that of ``phone``; in other channels, an address stays as it is.
+    :param channel: in a channel of :data:`ADDRESS_TRAITS`, this is the form of its trait; in
+        others, an address stays as it is.
     :return: as :func:`identifier_value`.
     """
-    return identifier_value({"email": "email", "sms": "phone"}.get(channel, ""), value)
+    return identifier_value(ADDRESS_TRAITS.get(channel, ""), value)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

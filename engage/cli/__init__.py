@@ -7,17 +7,17 @@
 ``init.py``           ``engage init``
 ``check.py``          ``engage check``
 ``verify.py``         ``engage verify``
-``plugins.py``        ``engage plugins``
 ``export.py``         ``engage export``
-``copy.py``           ``engage copy``
+``copy.py``           ``engage copy``, ``backup`` and ``restore``
 ``tail.py``           ``engage tail``
 ``console.py``        ``engage console``, ``console-link``, ``console-logout``, ``console-password``
 ``dead_letters.py``   ``engage dead-letters``
 ``replays.py``        ``engage dead-letters check`` and ``replay``
 ``letters.py``        the code that the commands of ``engage dead-letters`` share
 ``users.py``          ``engage users show``, ``remove-trait``, ``unlink`` and ``link``
-``subscriptions.py``  ``engage subscriptions import`` and ``export``
+``subscriptions.py``  ``engage subscriptions import`` and ``export``, ``engage subscription-link``
 ``suppressions.py``   ``engage suppressions list`` and ``remove``
+``erase.py``          ``engage erase``, ``erase user`` and ``erase requests``
 ``keys.py``           ``engage keys list``, ``add``, ``disable``, ``enable`` and ``archive``
 ``webhooks.py``       ``engage webhook-url``, ``webhook-test`` and ``webhook-retry``
 ``common.py``         the code that all commands share: ``--config``, plugins, store, errors, times
@@ -36,18 +36,18 @@ import click
 
 import engage
 from engage.api import EngageError
-from engage.cli.check import check
+from engage.cli.check import check, plugins
 from engage.cli.common import CommandFailed, discard_output, registry_of
 from engage.cli.console import console, console_link, console_logout, console_password
-from engage.cli.copy import copy
+from engage.cli.copy import backup, copy, restore
 from engage.cli.dead_letters import dead_letters
+from engage.cli.erase import erase
 from engage.cli.export import export
 from engage.cli.init import init
 from engage.cli.keys import keys
 from engage.cli.load import load_command
-from engage.cli.plugins import plugins
 from engage.cli.serve import serve
-from engage.cli.subscriptions import subscriptions
+from engage.cli.subscriptions import subscription_link, subscriptions
 from engage.cli.suppressions import suppressions
 from engage.cli.tail import tail
 from engage.cli.users import users
@@ -61,11 +61,11 @@ __all__ = ["main"]
 GROUPS: Final[Mapping[str, Sequence[click.Command]]] = {
     "Set up and run": (init, check, verify, serve, load_command, console, plugins),
     "Events and users": (
-        *(tail, export, copy, users, subscriptions, suppressions),
-        dead_letters,
+        *(tail, export, copy, backup, restore),
+        *(users, erase, subscriptions, suppressions, dead_letters),
     ),
     "Keys, webhooks and sign-in": (
-        *(keys, webhook_url, webhook_test, webhook_retry),
+        *(keys, subscription_link, webhook_url, webhook_test, webhook_retry),
         *(console_link, console_logout, console_password),
     ),
 }

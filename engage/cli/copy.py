@@ -1,20 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``engage copy``."""
+"""Copies of a whole store: ``engage copy``, ``backup`` and ``restore``."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
 
-from engage.cli.common import CONFIG_FILE, opened, registry_of, safe
+from engage.api import (
+    Backup,
+    BackupStore,
+    EngageError,
+    EventStore,
+    OnBytes,
+    RecordStore,
+    StorageError,
+)
+from engage.cli.common import (
+    CONFIG_FILE,
+    config_option,
+    now,
+    opened,
+    operator,
+    plural,
+    registry_of,
+    safe,
+    shown_time,
+)
 from engage.cli.progress import Progress
 from engage.config import Config, load
+from engage.erasure.erase import repeat
+from engage.keys.changes import change_key
 from engage.registry import Registry
+from engage.upkeep import erasures
+from engage.upkeep.audit import record_audit
+from engage.upkeep.backups import LEFT_OUT, record_backup
 from engage.upkeep.copy import Counts, copy_all
+
+__all__ = ["backup", "copy", "restore"]
 
 
 @click.command(epilog="\b\nExample:\n  engage copy --from sqlite.toml --to mongo.toml")
@@ -76,3 +103,118 @@ def _print(counts: Counts) -> None:
         click.echo("\t".join([counts.kind, *(f"{name}={n}" for name, n in numbers.items())]))
     for reason in counts.reasons:
         click.echo(f"engage: {counts.kind}: {safe(reason)}", err=True)
+
+
+# --------------------------------------------------------------------------- backup and restore
+@click.command(epilog="\b\nExample:\n  engage backup /backup/engage-$(date +%F).db")
+@config_option
+@click.argument("target", type=click.Path(path_type=Path))
+@click.pass_context
+def backup(ctx: click.Context, config_path: Path, target: Path) -> None:
+    """Write the store into a new file while the server runs.
+
+    The file has everything that was acknowledged before the command began, in one state, except
+    what lets people sign in to the console. It gets its name when it is complete, verified and on
+    the disk. `engage restore` makes a store of it.
+    """
+    config = load(config_path)
+    registry, store = _backup_store(ctx, config)
+    with Progress("MiB") as progress:
+        made = store.back_up(target, without=LEFT_OUT, on_bytes=_showing(progress))
+    click.echo(f"{safe(str(target))}: {_described(made)}")
+    try:
+        asyncio.run(_record(registry, config, made, str(target.absolute())))
+    except StorageError as error:
+        problem = f"the backup is complete, but the console does not show it: {error}"
+        click.echo(f"engage: {safe(problem)}", err=True)
+
+
+async def _record(registry: Registry, config: Config, made: Backup, target: str) -> None:
+    async with opened(registry, config) as store:
+        if isinstance(store, RecordStore):
+            await record_backup(store, made, target, operator())
+
+
+@click.command(epilog="\b\nExample:\n  engage restore /backup/engage-2025-01-31.db")
+@config_option
+@click.option(
+    "--erasures",
+    "erasures_file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="File of erasures to repeat, instead of the one beside the config.",
+)
+@click.argument("file", type=click.Path(path_type=Path))
+@click.pass_context
+def restore(ctx: click.Context, config_path: Path, erasures_file: Path | None, file: Path) -> None:
+    """Make the store of the config from a backup.
+
+    The store must not exist. Erasures since the backup are repeated, and write keys that were
+    disabled or archived since are disabled again. The store exists when all of that is done; a
+    command that fails or is killed leaves none. What was received after the backup is missing.
+    """
+    config = load(config_path)
+    _, store = _backup_store(ctx, config)
+    path = erasures_file or erasures.erasures_path(config)
+    erased, notes = erasures.read(path, config.erasures.key)
+
+    async def prepare(restored: EventStore, made: Backup) -> None:
+        if erased:
+            await repeat(restored, config, erased, report=progress.say)
+        await _disable_keys(restored, config, notes)
+        if isinstance(restored, RecordStore):
+            details = {"madeAt": shown_time(made.made_at), "events": made.events}
+            await record_audit(restored, operator(), "store-restored", details, now=now())
+
+    with Progress("MiB") as progress:
+        made = store.restore(file, prepare=prepare, on_bytes=_showing(progress))
+    click.echo(f"restored {_described(made)}; what was received since is missing")
+    if config.log is not None:
+        click.echo(
+            "`engage load --from TIME`, with a time some minutes before that, stores what the log"
+            " still has"
+        )
+
+
+def _backup_store(ctx: click.Context, config: Config) -> tuple[Registry, BackupStore]:
+    """Return the storage of a config, or end with the lines to type instead."""
+    registry = registry_of(ctx, config)
+    store = registry.make_storage(config)
+    if isinstance(store, BackupStore):
+        return registry, store
+    copied, sqlite = config.path, "sqlite.toml"
+    lines = store.backup_commands() or (
+        f"engage copy --from {copied} --to {sqlite} && engage backup --config {sqlite} TARGET",
+        f"engage restore --config {sqlite} FILE && engage copy --from {sqlite} --to {copied}",
+    )
+    name = safe(config.storage.backend)
+    click.echo(f"engage: not for the storage {name!r}; type this instead", err=True)
+    for purpose, line in zip(("to back up", "to restore"), lines, strict=True):
+        click.echo(f"  {purpose}: {safe(line)}", err=True)
+    raise click.exceptions.Exit(1)
+
+
+def _showing(progress: Progress) -> OnBytes:
+    return lambda done, total: progress.show(done >> 20, done / total if total else 1)
+
+
+def _described(made: Backup) -> str:
+    return (
+        f"{plural(made.events, 'event')}, {made.size >> 20} MiB, as of {shown_time(made.made_at)}"
+    )
+
+
+async def _disable_keys(
+    store: EventStore, config: Config, notes: Iterable[erasures.KeyNote]
+) -> None:
+    """Disable again what was disabled since; see :class:`~engage.upkeep.erasures.KeyNote`."""
+    for note in {(note.workspace, note.write_key): note for note in notes}.values():
+        if note.state == "enabled":
+            continue
+        names = (note.workspace, note.write_key, note.state)
+        try:
+            await change_key(store, config.workspaces, *names, actor=operator(), now=now())
+        except StorageError:
+            raise
+        except EngageError as error:
+            # Such as a key that is newer than the backup.
+            click.echo(f"engage: {safe(str(error))}", err=True)

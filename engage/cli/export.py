@@ -13,15 +13,24 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, get_args
+from typing import Final, Literal, get_args
 
 import click
 import orjson
 
-from engage.api import EVENT_TYPES
-from engage.cli.common import config_option, opened, parse_time, registry_of, safe
+from engage.api import EVENT_TYPES, EngageError, EventStore
+from engage.cli.common import (
+    config_option,
+    load_chosen,
+    opened,
+    parse_time,
+    registry_of,
+    safe,
+    with_store,
+)
 from engage.cli.progress import Progress
 from engage.config import Config, load
+from engage.erasure.person import export_person
 from engage.registry import Registry
 from engage.upkeep.export import KINDS, PAGE, Kind, Selection
 from engage.upkeep.export import export as records
@@ -54,7 +63,7 @@ class Time(click.ParamType[int]):
 @click.command(
     epilog="\b\nExample:\n  engage export events --since 2026-01-31 --type track > events.ndjson"
 )
-@click.argument("kind", type=click.Choice(get_args(Kind)))
+@click.argument("kind", type=click.Choice((*get_args(Kind), "user")))
 @config_option
 @click.option("--workspace", metavar="ID", help="Only this workspace's records.")
 @click.option(
@@ -75,7 +84,7 @@ class Time(click.ParamType[int]):
 @click.pass_context
 def export(
     ctx: click.Context,
-    kind: Kind,
+    kind: Kind | Literal["user"],
     config_path: Path,
     workspace: str | None,
     since: int | None,
@@ -90,7 +99,13 @@ def export(
     Writes one JSON object per line to standard output. Events and dead letters are in order of
     arrival. A record that cannot be written as JSON is left out and named on standard error; the
     exit status is 1 then.
+
+    `user` is everything about the user --user, also its events without a user id and what is known
+    of its visitors: each line has its kind in `record`.
     """
+    if kind == "user":
+        _export_person(ctx, config_path, workspace, user, (since, type_, limit, after))
+        return
     given = {"workspace": workspace, "since": since, "type": type_, "user": user}
     for name, value in given.items():
         if value is not None and name not in KINDS[kind].filters.split():
@@ -125,6 +140,30 @@ def export(
         raise click.UsageError(f"--after: {error}", ctx) from error
     if problems:
         ctx.exit(1)
+
+
+def _export_person(
+    ctx: click.Context,
+    config_path: Path,
+    workspace_id: str | None,
+    user: str | None,
+    others: Sequence[object],
+) -> None:
+    if user is None or any(one is not None for one in others):
+        raise click.UsageError("user needs --user, and takes no other option than --workspace", ctx)
+    config, chosen = load_chosen(config_path, workspace_id)
+    workspace = next(one for one in config.workspaces if one.id == chosen)
+
+    async def write(store: EventStore) -> bool:
+        known = False
+        async for line in export_person(store, workspace, user):
+            sys.stdout.buffer.write((safe(line.decode()).encode() if terminal else line) + b"\n")
+            known = True
+        return known
+
+    terminal = sys.stdout.isatty()
+    if not with_store(ctx, config, write):
+        raise EngageError(f"nothing is known of the user {user!r} of the workspace {chosen!r}")
 
 
 async def _export(

@@ -35,6 +35,10 @@ backend = "sqlite"
 [storage.sqlite]
 path = "engage.db"
 
+# Makes the hashes of people whom you erase. Never change it: backups are compared by it.
+[erasures]
+key = "{erasures_key}"
+
 [[workspaces]]
 id = "default"
 name = "Default"
@@ -72,7 +76,13 @@ def init(folder: Path | None, config_path: Path, then_serve: bool) -> None:
     except FileExistsError:
         raise ConfigError(f"{path} already exists; nothing was changed") from None
     with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
-        file.write(_TEMPLATE.format(port=_PORT, console_port=_CONSOLE_PORT, key=key))
+        text = _TEMPLATE.format(
+            port=_PORT,
+            console_port=_CONSOLE_PORT,
+            key=key,
+            erasures_key=secrets.token_hex(32),
+        )
+        file.write(text)
     engage = _program()
     where = "" if path == Path(DEFAULT_CONFIG) else f" --config {shlex.quote(str(path))}"
     start = "\n" if then_serve else f" Start the server:\n\n  {engage} serve{where}\n"

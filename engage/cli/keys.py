@@ -23,6 +23,7 @@ from engage.cli.common import (
 )
 from engage.keys.changes import KeyState, change_key, create_key
 from engage.keys.effective import Key, list_keys, rate_of, shown_rate, words
+from engage.upkeep.erasures import erasures_path
 
 _workspace_option = workspace_option("The workspace of the key, if there are several.")
 _COLUMNS: Final = (
@@ -151,7 +152,14 @@ def _changing(name: str, state: KeyState, example: str, text: str) -> None:
             ctx,
             config,
             lambda store: change_key(
-                store, config.workspaces, chosen, key_id, state, actor=operator(), now=now()
+                store,
+                config.workspaces,
+                chosen,
+                key_id,
+                state,
+                actor=operator(),
+                now=now(),
+                notes=erasures_path(config),
             ),
         )
         where = f"the key {safe(key_id)!r} of the workspace {safe(chosen)!r}"

@@ -53,7 +53,19 @@ class Progress:
             return
         self._shown, self._drawn = now, True
         rate = count / (now - self._started)
-        text = f"{count:,} {self._noun}, {rate:,.0f}/s"
+        self._draw(f"{count:,} {self._noun}, {rate:,.0f}/s", fraction)
+
+    def say(self, step: str, count: int = 0) -> None:
+        """Show what is done at the moment, and for how long the work has gone on.
+
+        :param count: how many things of it are done; 0: that is not shown.
+        """
+        if self._on:
+            seconds = time.monotonic() - self._started
+            self._drawn = True
+            self._draw(f"{step}{f': {count:,}' if count else ''} ({seconds:.0f} s)")
+
+    def _draw(self, text: str, fraction: float | None = None) -> None:
         if fraction is not None:
             full = round(_WIDTH * min(1.0, max(0.0, fraction)))
             text = f"[{'#' * full}{'.' * (_WIDTH - full)}] {100 * fraction:3.0f} %  {text}"

@@ -11,7 +11,14 @@ from pathlib import Path
 
 import click
 
-from engage.api import EngageError, EventStore, Suppression, SuppressionStore, suppressed_address
+from engage.api import (
+    ADDRESS_TRAITS,
+    EngageError,
+    EventStore,
+    Suppression,
+    SuppressionStore,
+    suppressed_address,
+)
 from engage.cli.common import (
     config_option,
     load_chosen,
@@ -24,6 +31,7 @@ from engage.cli.common import (
 )
 from engage.cli.letters import record
 from engage.config import Config
+from engage.erasure.erase import hashed_address
 from engage.upkeep.export import all_pages
 
 __all__ = ["suppressions"]
@@ -115,7 +123,7 @@ def remove(
     """Remove suppressions of addresses, whatever their reason.
 
     A later report of a provider suppresses the address again. The choices of users stay as they
-    are: the removal subscribes nobody. The exit status is 1 if nothing was removed.
+    are: the removal subscribes no one. The exit status is 1 if nothing was removed.
     """
     config, workspace = load_chosen(config_path, workspace_id)
 
@@ -161,12 +169,15 @@ async def _find(
 ) -> list[Suppression]:
     """Return the suppressions of addresses, in one channel or in all that the config names."""
     groups = [group for one in config.workspaces for group in one.subscription_groups]
-    channels = [channel] if channel else {"email", "sms", *(group.channel for group in groups)}
+    channels = [channel] if channel else {*ADDRESS_TRAITS, *(group.channel for group in groups)}
     pairs = {
         (name, known)
         for name in channels
         for address in addresses
         if (known := suppressed_address(name, address)) is not None
     }
+    if config.erasures.key is not None:
+        hashed = functools.partial(hashed_address, config.erasures.key, workspace)
+        pairs |= {(name, hashed(name, address)) for name, address in pairs}
     found = await _kept(store).suppressions(workspace, pairs)
     return sorted(found, key=lambda one: (one.at, one.address, one.channel, one.group_id))

@@ -48,7 +48,7 @@ _SEARCH_SECONDS: Final = 5.0
 
 @click.group(epilog="\b\nExample:\n  engage users show u-1")
 def users() -> None:
-    """Show one user or visitor, or correct its traits and links."""
+    """Show a user or visitor, or correct its traits and links."""
 
 
 @users.command("show", epilog="\b\nExample:\n  engage users show --workspace acme u-1")

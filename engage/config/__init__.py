@@ -6,6 +6,7 @@
 ``sections.py``         the sections of the file
 ``interpolation.py``    replaces ``${VAR}`` and ``${file:PATH}`` in strings
 ``schema_check.py``     checks values against a JSON Schema; errors by dotted key
+``colors.py``           the contrast of colours
 ``removed.py``          keys of earlier versions, which are read and reported
 ======================  ============================================================
 
@@ -22,10 +23,12 @@ from engage.config.sections import (
     Config,
     ConsoleConfig,
     Cors,
+    Erasures,
     Limits,
     LogConfig,
     Logging,
     Plugins,
+    PreferencesPage,
     Quota,
     Rate,
     Retention,
@@ -44,10 +47,12 @@ __all__ = [
     "Config",
     "ConsoleConfig",
     "Cors",
+    "Erasures",
     "Limits",
     "LogConfig",
     "Logging",
     "Plugins",
+    "PreferencesPage",
     "Quota",
     "Rate",
     "Retention",

@@ -15,7 +15,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from engage.api import ConfigError
+from engage.config.colors import READABLE, contrast
 from engage.config.interpolation import MAX_BYTES, resolve
 from engage.config.removed import without_removed
 from engage.config.schema_check import SettingsError, problems
@@ -135,7 +136,8 @@ def _arranged(document: dict[str, Any]) -> dict[str, Any]:
     document["observers"] = [{"name": name, "options": options} for name, options in observers]
     for workspace in document["workspaces"]:
         for item in (workspace, *workspace.get("subscription_groups", ())):
-            item.setdefault("name", item["id"])
+            if isinstance(names := item.setdefault("name", item["id"]), Mapping):
+                item |= {"names": names, "name": names.get("en", next(iter(names.values())))}
         for name in ("subscription_secret", "identity_secret"):
             secrets = workspace.pop(name, [])
             workspace[f"{name}s"] = secrets if isinstance(secrets, list) else [secrets]
@@ -204,6 +206,19 @@ def _shared_secrets(config: Config) -> list[str]:
     return _duplicates(itertools.chain(signing, identities), "secret")
 
 
+def _urls(config: Config) -> Iterator[tuple[str, str | None]]:
+    """Yield the key of each URL, and the URL if it is set."""
+    yield "server.public_url", config.server.public_url
+    if config.console is not None:
+        yield "console.public_url", config.console.public_url
+    for w, workspace in enumerate(config.workspaces):
+        for name in ("imprint", "privacy"):
+            key = f"workspaces[{w}].preferences_page.{name}"
+            yield key, getattr(workspace.preferences_page, name)
+    for n, origin in enumerate(config.cors.origins):
+        yield f"cors.origins[{n}]", origin
+
+
 def _unsubscribe_problems(workspace: Workspace, at: str) -> list[str]:
     """Return what is wrong with ``unsubscribes``; :mod:`engage.registry` checks the providers."""
     found = []
@@ -265,6 +280,12 @@ def _contradictions(config: Config) -> list[str]:
         if workspace.verify_identity == "required" and not workspace.identity_secrets:
             found.append(f"workspaces[{w}].identity_secret: is missing; verify_identity needs it")
     found += _shared_secrets(config)
+    found += [
+        f"workspaces[{w}].preferences_page.color: its contrast to white is {ratio:.2f}:1;"
+        f" use a darker colour, of at least {READABLE}:1"
+        for w, workspace in enumerate(config.workspaces)
+        if (ratio := contrast(workspace.preferences_page.color, "#ffffff")) < READABLE
+    ]
     server = config.server
     if server.shutdown_delay >= server.shutdown_grace:
         found.append(
@@ -279,11 +300,7 @@ def _contradictions(config: Config) -> list[str]:
                 f"server.trusted_proxies[{number}]: must be an IP address or a network, such as"
                 " 10.0.0.0/8"
             )
-    urls = [("server.public_url", server.public_url)]
-    if config.console is not None:
-        urls.append(("console.public_url", config.console.public_url))
-    urls += [(f"cors.origins[{n}]", origin) for n, origin in enumerate(config.cors.origins)]
-    found += [f"{key}: {_NO_PORT}" for key, url in urls if url is not None and _no_port(url)]
+    found += [f"{key}: {_NO_PORT}" for key, url in _urls(config) if url and _no_port(url)]
     limits = config.limits
     for small, large in (
         ("event_bytes", "decompressed_bytes"),

@@ -231,8 +231,10 @@ class _Explainer:
                 yield self._key(error, name), f"must not be set together with {others}"
 
     def _wrong_name(self, error: ValidationError) -> Problem:
-        name = str(error.instance)
-        return self._key(error, name), f"is not the name of a plugin{self._hint(error, name)}"
+        name, schema = str(error.instance), error.schema
+        messages = schema.get("x-messages", {}) if isinstance(schema, Mapping) else {}
+        text = messages.get("propertyNames", "is not the name of a plugin")
+        return self._key(error, name), f"{text}{self._hint(error, name)}"
 
     def _unknown_keys(self, error: ValidationError) -> Iterator[Problem]:
         schema: Any = error.schema

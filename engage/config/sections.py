@@ -23,10 +23,12 @@ __all__ = [
     "Config",
     "ConsoleConfig",
     "Cors",
+    "Erasures",
     "Limits",
     "LogConfig",
     "Logging",
     "Plugins",
+    "PreferencesPage",
     "Quota",
     "Rate",
     "Retention",
@@ -242,6 +244,14 @@ class Retention:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Erasures:
+    """``[erasures]``."""
+
+    #: Makes the hashes of erased ids; ``None``: nothing can be erased.
+    key: str | None = dataclasses.field(default=None, repr=False)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Cors:
     """``[cors]``: which web pages may send events."""
 
@@ -285,6 +295,26 @@ class SubscriptionGroup:
     #: ``opt_in``: users must subscribe first. ``opt_out``: users are subscribed until they
     #: unsubscribe.
     type: Literal["opt_in", "opt_out"]
+    #: Language → name, for those in which it differs from :attr:`name`.
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PreferencesPage:
+    """``[workspaces.preferences_page]``."""
+
+    #: ``""``: the name of the workspace.
+    name: str = ""
+    #: A picture, and the folder of the texts; relative to the folder of the config.
+    logo: str | None = None
+    texts: str | None = None
+    #: ``#rrggbb``.
+    color: str = "#1d5bd1"
+    #: URLs.
+    imprint: str | None = None
+    privacy: str | None = None
+    #: Whether one click stops the group of a link, or all groups of its channel.
+    one_click: Literal["group", "channel"] = "group"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,6 +362,7 @@ class Workspace:
     #: Traits by which a subscription link may identify its user.
     subscription_identifiers: tuple[str, ...] = ("email", "phone")
     subscription_groups: tuple[SubscriptionGroup, ...] = ()
+    preferences_page: PreferencesPage = PreferencesPage()
     #: Whether the history of subscriptions has the addresses of clients.
     keep_addresses: bool = False
     #: Traits of users and groups that no public key may set.
@@ -361,6 +392,7 @@ class Config:
     storage: StorageConfig = StorageConfig()
     limits: Limits = DEFAULT_LIMITS
     retention: Retention = Retention()
+    erasures: Erasures = Erasures()
     cors: Cors = Cors()
     logging: Logging = Logging()
     plugins: Plugins = Plugins()

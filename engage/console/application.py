@@ -18,6 +18,7 @@ from engage.console.base import STATIC, TEMPLATES, ConsoleHandler
 from engage.console.connections import RETRY_SECONDS
 from engage.console.files import MissingHandler, StaticHandler
 from engage.console.pages.audit import AuditHandler
+from engage.console.pages.erase import EraseHandler, PersonHandler
 from engage.console.pages.event import EventHandler, EventJsonHandler
 from engage.console.pages.events import EventsFileHandler, EventsHandler
 from engage.console.pages.keys import KeysHandler
@@ -62,6 +63,8 @@ ROUTES: Final[Mapping[str, type[ConsoleHandler]]] = {
     "/replays": ReplaysHandler,
     "/users": UsersHandler,
     "/user": UserHandler,
+    "/user.ndjson": PersonHandler,
+    "/erase": EraseHandler,
     "/keys": KeysHandler,
     "/webhooks": WebhooksHandler,
     "/subscriptions": SubscriptionsHandler,

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from engage.api import EventStore
     from engage.app import App
     from engage.config import Config, ConsoleConfig
+    from engage.console.data.erasing import Erasing
     from engage.console.data.reader import Reader
     from engage.console.sign_in.addresses import Addresses
     from engage.console.sign_in.links import Links
@@ -73,6 +74,8 @@ class Console:
     overviews: dict[tuple[str, str], Overview] = dataclasses.field(default_factory=dict)
     #: The last replay of many dead letters that this process began.
     replay: BulkReplay | None = None
+    #: The last erasure of a user that this process began.
+    erasing: Erasing | None = None
     #: The one-time links.
     links: Links
     #: Checks passwords; ``None``: the console has no password.
@@ -119,6 +122,8 @@ class Console:
         if self.lag is not None:
             await self.lag.close()
         await self.live.close()
+        if self.erasing is not None:
+            await self.erasing.close()
         if self.replay is not None:
             self.replay.cancel()
             await self.replay.wait(CLOSE_SECONDS)

@@ -6,7 +6,8 @@
 ``routes.py``         which handler serves which operation, and the router
 ``base.py``           the work that all handlers share: check, answer, errors, CORS
 ``events.py``         identify, track, page, screen, group, alias, batch
-``subscriptions.py``  a user's subscriptions
+``subscriptions.py``  a user's subscriptions, for programs
+``preferences/``      the page on which people choose what they receive
 ``webhook.py``        deliveries of webhook providers
 ``settings.py``       settings for the browser SDKs of Segment and RudderStack
 ``files.py``          the snippet's script, the API's description and its page, the page at ``/``

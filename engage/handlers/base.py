@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from engage.config import Config
     from engage.deliveries.receive import Deliveries
     from engage.handlers.cors import CorsPolicy
+    from engage.handlers.preferences.looks import Looks
     from engage.http1.addresses import Network
     from engage.http1.exchange import Exchange
     from engage.keys.auth import Authenticator, Principal
@@ -79,6 +80,8 @@ class Route:
     allowed: tuple[str, ...]
     #: Whether beacons are sent to it: CORS with credentials.
     credentials: bool = False
+    #: Whether pages of other origins may read its answers.
+    cross_origin: bool = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +98,8 @@ class Services:
     cors: CorsPolicy
     readiness: Readiness
     deliveries: Deliveries
+    #: Of the preferences pages.
+    looks: Looks
     #: ``server.trusted_proxies``.
     trusted_proxies: Sequence[Network]
     #: Whether this process is about to stop.
@@ -177,13 +182,15 @@ class Handler(httputil.HTTPMessageDelegate):
     def options(self, **_: str) -> None:
         """Answer with the methods of the route, and a preflight with the headers to send."""
         fields = self.request.fields
-        preflight = self.services.cors.preflight(
-            fields.get("Origin"),
-            fields.get("Access-Control-Request-Headers"),
-            self.route.allowed,
-            credentials=self.route.credentials,
-        )
-        if "Origin" in fields and "Access-Control-Allow-Origin" not in preflight:
+        preflight: Mapping[str, str] = {}
+        if self.route.cross_origin:
+            preflight = self.services.cors.preflight(
+                fields.get("Origin"),
+                fields.get("Access-Control-Request-Headers"),
+                self.route.allowed,
+                credentials=self.route.credentials,
+            )
+        if preflight and "Origin" in fields and "Access-Control-Allow-Origin" not in preflight:
             message = f"pages of {fields['Origin'][:100]} may not send events (cors.origins)"
             self.partial = ApiError("origin_not_allowed", message)
         sent = {name: _safe(value) for name, value in preflight.items()}
@@ -259,9 +266,11 @@ class Handler(httputil.HTTPMessageDelegate):
 
         :param headers: in addition to those that every answer has. A ``Vary`` is added to theirs.
         """
-        common = self.services.cors.headers(
-            self.request.fields.get("Origin"), credentials=self.route.credentials
-        )
+        common: Mapping[str, str] = {}
+        if self.route.cross_origin:
+            common = self.services.cors.headers(
+                self.request.fields.get("Origin"), credentials=self.route.credentials
+            )
         if status == 304:
             sent = {}
         else:
@@ -301,6 +310,10 @@ class Handler(httputil.HTTPMessageDelegate):
         if "Origin" in self.request.fields or "Sec-Fetch-Mode" in self.request.fields:
             # A browser would open a login dialog.
             headers.pop("WWW-Authenticate", None)
+        self.answer_error(error, headers)
+
+    def answer_error(self, error: ApiError, headers: Mapping[str, str]) -> None:
+        """Send an error as JSON; a page for people overrides this."""
         self.answer(error_body(error, self.request.id), status=error.status, headers=headers)
 
     # --------------------------------------------------------------------- called by the connection

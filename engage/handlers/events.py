@@ -35,8 +35,9 @@ class _WritingHandler(Handler):
             return
         if self.principal.rules is not None:
             self.check_rules(self.principal.rules)
-        if self.principal.guard is not None and not self._complete:
-            self.principal.guard.check()  # A body that has not arrived is not read.
+        guard = self.principal.guard
+        if guard is not None and not (self._complete and self.encoding == "identity"):
+            guard.check()  # Neither reads a body that has not arrived nor decompresses one.
 
     def check_rules(self, rules: Rules) -> None:
         """Refuse a request that its key may not make.

@@ -258,7 +258,9 @@ def _responses(
                 }
             },
         }
-        if status == 503:
+        if operation.error_pages:
+            error["content"]["text/html"] = {"schema": {"type": "string"}}
+        if status in (429, 503):
             error["headers"] = {
                 **headers,
                 "Retry-After": {

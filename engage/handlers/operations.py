@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-__all__ = ["FORM", "OPERATIONS", "Operation", "Parameter"]
+__all__ = ["FORM", "OPERATIONS", "PREFERENCES_PAGE", "Operation", "Parameter", "allowed_at"]
 
 #: Content type of a form.
 FORM: Final = "application/x-www-form-urlencoded"
@@ -41,10 +41,13 @@ class Operation:
     #: Whether it answers ``HEAD`` as well; every ``GET`` does.
     head: bool = False
     #: The first is the canonical one, the others are its aliases. A part in braces
-    #: (``{provider}``) takes any one segment. No two operations share a path.
+    #: (``{provider}``) takes any one segment. Operations that share a path have other methods, and
+    #: the same name, handler and rules for other origins.
     paths: Sequence[str]
     #: Whether beacons are sent to it: CORS with credentials.
     credentials: bool = False
+    #: Whether pages of other origins may read its answers.
+    cross_origin: bool = True
     summary: str
     description: str
     tag: str
@@ -56,6 +59,8 @@ class Operation:
     success: str
     #: Codes of the errors that it may answer with, in addition to those of every operation.
     errors: Sequence[str] = ()
+    #: Whether its errors are pages for people.
+    error_pages: bool = False
     #: Whether the answer has an ``ETag``, so that it can be a 304.
     conditional: bool = False
     #: Whether a write key is needed: in the header, the query or (events) the body.
@@ -69,7 +74,7 @@ class Operation:
 
     @property
     def allowed(self) -> tuple[str, ...]:
-        """Every method that its paths answer, as in the header ``Allow``."""
+        """The methods that it answers."""
         head = ("HEAD",) if self.head or self.method == "GET" else ()
         return (self.method, *head, "OPTIONS")
 
@@ -113,6 +118,40 @@ _EVENT_ERRORS: Final = (
     "event_too_large",
     "rate_limited",
     "quota_exceeded",
+)
+
+
+_UNAVAILABLE: Final = ("storage_unavailable", "overloaded", "shutting_down")
+
+_MANAGEMENT: Final = "/api/public/subscription-management/"
+PREFERENCES_PAGE: Final = _MANAGEMENT + "page"
+#: The second is the path of links of older versions of Dittofeed.
+_PAGE: Final = (PREFERENCES_PAGE, "/dashboard/public/subscription-management")
+
+
+def _of_link(name: str, description: str, *, required: bool = False, **schema: Any) -> Parameter:
+    return Parameter(
+        name=name,
+        place="query",
+        description=description,
+        schema={"type": "string", **schema},
+        required=required,
+    )
+
+
+#: The members of a signed link.
+_LINK: Final = (
+    _of_link("w", "The workspace's id.", required=True),
+    _of_link("i", "The identifier, such as the user id.", required=True),
+    _of_link("ik", "The kind of the identifier, such as `id`.", required=True),
+    _of_link("h", "The hash that signs the link.", required=True),
+    _of_link("e", "If it is signed: when the link expires, in Unix seconds.", pattern="^[0-9]+$"),
+)
+#: What its page is about.
+_SHOWN: Final = (
+    _of_link("s", "The subscription group that the message was sent to."),
+    _of_link("sub", "`1`: the page offers to subscribe to that group, otherwise to unsubscribe."),
+    _of_link("lang", "The language of the page; by default, as `Accept-Language` says."),
 )
 
 
@@ -174,14 +213,60 @@ OPERATIONS: Final[Sequence[Operation]] = (
     Operation(
         id="subscriptions",
         method="PUT",
-        paths=("/api/public/subscription-management/user-subscriptions",),
+        paths=(_MANAGEMENT + "user-subscriptions",),
         summary="Change a user's subscriptions",
         description="Takes no write key: `hash` proves that the link came from the workspace.",
         tag="Subscriptions",
         request="subscriptions",
         form=True,
         success="subscriptions",
-        errors=(*_BODY_ERRORS, "invalid_user_hash", "unknown_subscription_group", "rate_limited"),
+        errors=(
+            *_BODY_ERRORS,
+            "invalid_user_hash",
+            "link_expired",
+            "unknown_subscription_group",
+            "rate_limited",
+        ),
+    ),
+    Operation(
+        id="userSubscriptions",
+        logged_as="subscriptions",
+        method="GET",
+        paths=(_MANAGEMENT + "user-subscriptions",),
+        summary="Read a user's subscriptions",
+        description="For a preferences page of your own: the query is that of the user's link.",
+        tag="Subscriptions",
+        success="subscriptions",
+        errors=("invalid_user_hash", "link_expired", "rate_limited", *_UNAVAILABLE),
+        parameters=_LINK,
+    ),
+    Operation(
+        id="preferencesPage",
+        logged_as="preferences",
+        method="GET",
+        paths=_PAGE,
+        cross_origin=False,
+        summary="The page on which a user chooses",
+        description="It changes nothing.",
+        tag="Subscriptions",
+        success="text/html",
+        errors=("invalid_user_hash", "rate_limited", *_UNAVAILABLE),
+        error_pages=True,
+        parameters=(*_LINK, *_SHOWN),
+    ),
+    Operation(
+        id="preferences",
+        method="POST",
+        paths=_PAGE,
+        cross_origin=False,
+        summary="Unsubscribe with one click, or send the form of the page",
+        description="The body `List-Unsubscribe=One-Click` (RFC 8058), as a form or multipart, at"
+        " most 4 KiB, unsubscribes at once. The page's form has other fields.",
+        tag="Subscriptions",
+        success="text/html",
+        errors=(*_BODY_ERRORS, "invalid_user_hash", "rate_limited"),
+        error_pages=True,
+        parameters=(*_LINK, *_SHOWN),
     ),
     Operation(
         id="webhook",
@@ -199,6 +284,7 @@ OPERATIONS: Final[Sequence[Operation]] = (
             "invalid_signature",
             "unknown_provider",
             "workspace_required",
+            "rate_limited",
         ),
         parameters=(
             Parameter(
@@ -307,3 +393,13 @@ OPERATIONS: Final[Sequence[Operation]] = (
         conditional=True,
     ),
 )
+
+
+def allowed_at(path: str) -> tuple[str, ...]:
+    """Return every method that a path answers, as in the header ``Allow``.
+
+    :param path: as in :attr:`Operation.paths`.
+    """
+    here = [operation.allowed for operation in OPERATIONS if path in operation.paths]
+    own = [method for allowed in here for method in allowed if method != "OPTIONS"]
+    return (*own, "OPTIONS")

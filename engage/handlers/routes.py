@@ -15,7 +15,8 @@ from engage.handlers.events import BatchHandler, EventHandler
 from engage.handlers.files import DescriptionHandler, PageHandler, SnippetHandler
 from engage.handlers.health import AliveHandler, ReadyHandler
 from engage.handlers.missing import MissingHandler
-from engage.handlers.operations import OPERATIONS
+from engage.handlers.operations import OPERATIONS, allowed_at
+from engage.handlers.preferences.handler import PreferencesHandler
 from engage.handlers.settings import ProjectSettingsHandler, SourceConfigHandler
 from engage.handlers.subscriptions import SubscriptionsHandler
 from engage.handlers.webhook import WebhookHandler
@@ -39,6 +40,9 @@ HANDLERS: Final[Mapping[str, type[Handler]]] = {
     "batch": BatchHandler,
     "beacon": BatchHandler,
     "subscriptions": SubscriptionsHandler,
+    "userSubscriptions": SubscriptionsHandler,
+    "preferencesPage": PreferencesHandler,
+    "preferences": PreferencesHandler,
     "webhook": WebhookHandler,
     "projectSettings": ProjectSettingsHandler,
     "sourceConfig": SourceConfigHandler,
@@ -83,13 +87,15 @@ class Router(httputil.HTTPServerConnectionDelegate):
         #: The text before the part in braces and after it, the part's name, the handler.
         self._patterns: list[tuple[str, str, str, _Served]] = []
         for operation in OPERATIONS:
-            route = Route(
-                name=operation.name,
-                allowed=operation.allowed,
-                credentials=operation.credentials,
-            )
-            served = (HANDLERS[operation.id], route)
             for path in operation.paths:
+                # Operations that share a path make the same route.
+                route = Route(
+                    name=operation.name,
+                    allowed=allowed_at(path),
+                    credentials=operation.credentials,
+                    cross_origin=operation.cross_origin,
+                )
+                served = (HANDLERS[operation.id], route)
                 before, brace, rest = path.partition("{")
                 if brace:
                     name, _, after = rest.partition("}")
@@ -101,6 +107,8 @@ class Router(httputil.HTTPServerConnectionDelegate):
     def cors(self, path: str, origin: str | None) -> Mapping[str, str]:
         """Return the CORS headers of an answer that no handler gives, as a handler's would be."""
         (_, route), _ = self._find(path)
+        if not route.cross_origin:
+            return {}
         return self._cors.headers(origin, credentials=route.credentials)
 
     def start_request(

@@ -28,6 +28,11 @@ __all__ = ["ProjectSettingsHandler", "SourceConfigHandler"]
 #: When the settings last changed: they come from the config, which is read once at the start.
 STARTED: Final = render_time(Clock()())
 
+#: How often @segment/analytics-next may send an event again. It sends each alone, so all that wait
+#: beyond a rate limit come back at the same time. Its own default is 10; this is its maximum.
+_RETRIES: Final = {"maxRetryCount": 100}
+HTTP_CONFIG: Final = {"rateLimitConfig": _RETRIES, "backoffConfig": _RETRIES}
+
 
 class _SettingsHandler(Handler):
     """Answers with settings, which a client may use again only if they are still the same.
@@ -40,7 +45,7 @@ class _SettingsHandler(Handler):
         try:
             return find()
         except UnknownKeyError as unknown:
-            await self.services.keys.wait(unknown)
+            await self.wait_for_key(unknown)
         return find()
 
     def answer_settings(
@@ -79,7 +84,7 @@ class ProjectSettingsHandler(_SettingsHandler):
             principal = None
         if principal is None or principal.write_key.kind == "server":
             raise ApiError("not_found", "there is no such write key")
-        destination = {"apiKey": principal.write_key.key}
+        destination: dict[str, Any] = {"apiKey": principal.write_key.key, "httpConfig": HTTP_CONFIG}
         public_url = self.services.config.server.public_url
         if public_url:
             scheme, _, address = public_url.partition("://")

@@ -1,15 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes of a user's subscriptions."""
+"""A user's subscriptions: reading and changing them with a signed link."""
 
 from __future__ import annotations
 
+import re
+from typing import TYPE_CHECKING, Any, Final
+
 import orjson
 
+from engage.api import render_time
+from engage.errors import invalid_link, link_expired
 from engage.handlers.base import Handler
 from engage.handlers.operations import FORM
 from engage.pipeline.subscriptions import Source
 
-__all__ = ["SubscriptionsHandler", "source_of"]
+if TYPE_CHECKING:
+    from engage.http1.request import Request
+
+__all__ = ["SubscriptionsHandler", "link_of", "source_of"]
+
+#: Argument of a link → field of a change; as in Dittofeed's links.
+_SIGNED: Final = {"w": "workspaceId", "i": "identifier", "ik": "identifierKey", "h": "hash"}
+#: An expiry has only one form, because the number is signed and not its text.
+_SECONDS: Final = re.compile(rb"[1-9][0-9]{0,15}")
+
+
+def link_of(request: Request) -> dict[str, Any]:
+    """Return what a link in a query says, as fields of a change.
+
+    :raises ApiError: 401 ``invalid_user_hash`` if an argument is missing, repeated or not valid.
+    """
+    arguments = request.query_arguments
+    link: dict[str, Any] = {}
+    try:
+        for name, field in _SIGNED.items():
+            (value,) = arguments[name]
+            link[field] = value.decode()
+        if "e" in arguments:
+            (value,) = arguments["e"]
+            if _SECONDS.fullmatch(value) is None:
+                raise invalid_link()
+            link["expires"] = int(value)
+    except (KeyError, ValueError):
+        raise invalid_link() from None
+    return link
 
 
 def source_of(handler: Handler, how: str) -> Source:
@@ -19,11 +53,33 @@ def source_of(handler: Handler, how: str) -> Source:
 
 
 class SubscriptionsHandler(Handler):
-    """Changes a user's subscriptions. The hash in the body authorizes it, not a write key."""
+    """Reads and changes a user's subscriptions. A hash authorizes it, not a write key."""
 
     def check(self) -> None:
-        """Refuse by encoding, then length."""
-        self.check_body()
+        """Refuse a change by encoding, then length."""
+        if self.request.method == "PUT":
+            self.check_body()
+
+    async def get(self) -> None:
+        """Answer with the subscriptions, and with what is suppressed of the user's addresses."""
+        pipeline = self.services.pipeline
+        person = await pipeline.person(link_of(self.request))
+        if person.expired:
+            raise link_expired()
+        state = await pipeline.choose(person, {}, source_of(self, "api"))
+        suppressions = [
+            {
+                "channel": one.channel,
+                "groupId": one.group_id or None,
+                "reason": one.reason,
+                "at": render_time(one.at),
+            }
+            for one in await pipeline.suppressions(person)
+        ]
+        body = {"success": True, "subscriptions": state, "suppressions": suppressions}
+        self.answer(orjson.dumps(body), headers={"Cache-Control": "no-store"})
+
+    head = get
 
     async def put(self) -> None:
         """Change the subscriptions, then answer with all of the user's."""

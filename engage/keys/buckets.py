@@ -65,7 +65,7 @@ class Buckets:
         for place in places:
             if names[place] == name:
                 return place
-        place = min(places, key=self._first.__getitem__)
+        place = min(places, key=lambda one: max(self._first[one], self._second[one]))
         names[place] = name
         self._first[place] = self._second[place] = 0.0
         return place

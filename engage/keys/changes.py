@@ -9,8 +9,10 @@ follow within seconds: see :mod:`engage.keys.table`.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import secrets
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import orjson
@@ -21,8 +23,11 @@ from engage.config.schema_check import problems
 from engage.keys.effective import KEY, KEY_ID, OVERRIDE, Key, body_of, stored_key
 from engage.monitoring import logs
 from engage.upkeep.audit import Actor, record_audit
+from engage.upkeep.erasures import ErasuresFileError, KeyNote, append
 
 __all__ = ["KeyChangedError", "KeyState", "change_key", "create_key"]
+
+_log = logging.getLogger(__name__)
 
 KeyState = Literal["disabled", "enabled", "archived"]
 #: What each state sets in the record of a key.
@@ -112,11 +117,14 @@ async def change_key(
     actor: Actor,
     now: int,
     expected_version: int | None = None,
+    notes: Path | None = None,
 ) -> bool:
     """Disable, enable or archive a key. An archived key is disabled for good.
 
     :param expected_version: :attr:`Key.version` as the operator saw it; ``None``: whatever it is.
     :param now: milliseconds since 1970 UTC.
+    :param notes: the file of erasures, which notes the change: a backup from before must not enable
+        the key again.
     :return: false if the key was in this state already.
     :raises KeyChangedError: if the key has another version; nothing is changed then.
     :raises EngageError: if there is no such key, or the store keeps no records; if an archived key
@@ -153,6 +161,12 @@ async def change_key(
         changed = _record(kind, workspace_id, key_id, {**body, **values}, now)
         if await records.put_record(changed, expected_version=version) is not None:
             details = {"workspace": workspace_id, "key": key_id}
+            note = KeyNote(workspace=workspace_id, write_key=key_id, state=state, at=now)
+            try:
+                if notes is not None:
+                    append(notes, [note])
+            except ErasuresFileError as error:  # The key itself is changed.
+                _log.error("a restored backup would not know of this change: %s", error)
             await record_audit(records, actor, f"key-{state}", details, now=now)
             return True
         if expected_version is not None:

@@ -225,14 +225,17 @@ def words(text: str) -> list[str]:
 def rate_of(text: str) -> dict[str, float]:
     """Return the rate that an operator wrote: ``100``, or ``events_per_second=100,burst=500``.
 
-    :raises EngageError: if it has another form.
+    :raises EngageError: if it has another form, such as ``1,000``.
     """
     rate: dict[str, float] = {}
     for word in words(text):
-        name, _, value = word.rpartition("=")
-        if not _NUMBER.fullmatch(value):
+        name, sign, value = word.rpartition("=")
+        if not _NUMBER.fullmatch(value) or (sign and not name):
             raise EngageError(f"rate: {word!r} must end with a number, as in burst=500")
-        rate[name or "events_per_second"] = float(value)
+        name = name or "events_per_second"
+        if name in rate:
+            raise EngageError(f"rate: {text!r} has {name} twice; write 1000, not 1,000")
+        rate[name] = float(value)
     return rate
 
 

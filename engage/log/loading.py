@@ -41,6 +41,7 @@ from engage.pipeline.decode import text_too_deep
 from engage.pipeline.explain import STAMP
 from engage.pipeline.group_commit import GROUP_BYTES, GROUP_WEIGHT
 from engage.pipeline.normalise import weight_of
+from engage.upkeep.tombstones import Tombstones
 
 if TYPE_CHECKING:
     from engage.config import Limits, LogConfig
@@ -84,6 +85,7 @@ class Loader:
     :param limits: those of the servers.
     :param timeout: seconds that a call may take.
     :param clock: returns milliseconds since 1970 UTC.
+    :param erasures_key: ``[erasures] key``: what the log has of people who were erased is dropped.
     :param range_: read this part of the log, and then end; by default all of it, until
         :meth:`stop`.
     """
@@ -100,6 +102,7 @@ class Loader:
         clock: Callable[[], int],
         metrics: Metrics,
         range_: Range | None = None,
+        erasures_key: str | None = None,
     ) -> None:
         self._log = log
         self._store = store
@@ -121,6 +124,7 @@ class Loader:
             log,
             ingest,
             Conflicts(ingest),
+            Tombstones(store, erasures_key),
             log_calls=self.log_calls,
             metrics=metrics,
         )

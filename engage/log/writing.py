@@ -35,12 +35,14 @@ from engage.errors import ApiError
 from engage.log.letters import letter_of_damage, letter_of_event, shortened_record
 from engage.log.retries import Stopped
 from engage.pipeline.dead_letters import Conflict
+from engage.upkeep.time_limit import within
 
 if TYPE_CHECKING:
     from engage.log.retries import Retries
     from engage.monitoring.metrics import Metrics
     from engage.pipeline.conflicts import Conflicts
     from engage.pipeline.ingest import Ingest
+    from engage.upkeep.tombstones import Tombstones
 
 __all__ = ["Damage", "Item", "Unpacked", "Writer"]
 
@@ -66,6 +68,7 @@ class Writer:
 
     :param ingest: of the storage, without the log.
     :param conflicts: of the same storage.
+    :param tombstones: of the same storage.
     :param log_calls: for the calls of the log.
     """
 
@@ -74,6 +77,7 @@ class Writer:
         log: EventLog,
         ingest: Ingest,
         conflicts: Conflicts,
+        tombstones: Tombstones,
         *,
         log_calls: Retries,
         metrics: Metrics,
@@ -81,6 +85,7 @@ class Writer:
         self._log = log
         self._ingest = ingest
         self._conflicts = conflicts
+        self._tombstones = tombstones
         self._log_calls = log_calls
         self._metrics = metrics
 
@@ -91,10 +96,15 @@ class Writer:
             way, the cause is its error.
         :raises Stopped: if the process drains, and not all is durable.
         """
+        async with within(self._ingest.timeout):
+            await self._tombstones.refresh()
+        received, items = len(items), [one for one in items if not self._is_erased(one[1])]
         events = [(read, item) for read, item in items if isinstance(item, Event)]
         letters = [(read, item) for read, item in items if isinstance(item, DeadLetter)]
         own = [(read, item.letter) for read, item in items if isinstance(item, Damage)]
-        counts = collections.Counter(damaged=len(own), letter=len(letters))
+        counts = collections.Counter(
+            damaged=len(own), letter=len(letters), erased=received - len(items)
+        )
         if events:
             outcomes = await self._ingest.submit([event for _, event in events], "loader")
             for (read, event), outcome in zip(events, outcomes, strict=True):
@@ -149,6 +159,11 @@ class Writer:
             self._ingest.dropped(letter)
 
     # ---------------------------------------------------------------------------------- internals
+    def _is_erased(self, item: Item) -> bool:
+        return isinstance(item, Event | DeadLetter) and self._tombstones.cover(
+            item.workspace_id, item.user_id, item.anonymous_id, item.received_at
+        )
+
     async def _settle(
         self, read: ReadRecord, event: Event, outcome: Outcome
     ) -> tuple[str, Conflict | ApiError | None]:

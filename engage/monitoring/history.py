@@ -106,8 +106,11 @@ class History:
     def __init__(self, metrics: Metrics) -> None:
         #: The table that it reads.
         self.metrics = metrics
-        #: The id of this process in the history.
+        #: The id of this process.
         self.process = secrets.token_hex(8)
+        #: Its id in the history: another one after the clock was set back, because a counter of
+        #: the same id would replace what was counted when the clock was at this time before.
+        self._series = self.process
         #: Milliseconds since 1970 UTC: when :meth:`turn` was called last.
         self.now = time.time_ns() // 1_000_000
         self._minute = 0
@@ -120,9 +123,9 @@ class History:
         # What the store had of this day at its last write, and at the last read of the quotas.
         self._day_written: _Values = {}
         self._day_read: _Values = {}
-        # Start of a step → its values, oldest first; those of the current steps are not here.
-        self._unwritten: dict[tuple[int, int], _Values] = {}
-        self._written: dict[tuple[int, int], _Values] = {}
+        # Id, step, its start → its values, oldest first; those of the current steps are not here.
+        self._unwritten: dict[tuple[str, int, int], _Values] = {}
+        self._written: dict[tuple[str, int, int], _Values] = {}
 
     def turn(self, now: int) -> None:
         """Begin a new minute, hour and day, if the time has come.
@@ -137,16 +140,19 @@ class History:
         self.now = now
         if minute == self._minute:
             return
+        set_back = minute < self._minute
         self._in_day = self._today()
         values = self._take()
-        self._keep((MINUTE, self._minute), values)
+        self._keep(MINUTE, self._minute, values)
         _add(self._in_hour, values)
-        if hour != self._hour:
-            self._keep((HOUR, self._hour), self._in_hour)
+        if hour != self._hour or set_back:
+            self._keep(HOUR, self._hour, self._in_hour)
             self._in_hour = {}
-        if day != self._day:
-            self._keep((DAY, self._day), self._in_day)
+        if day != self._day or set_back:
+            self._keep(DAY, self._day, self._in_day)
             self._in_day, self._day_written, self._day_read = {}, {}, {}
+        if set_back:
+            self._series = f"{self.process}-{now}"
         self._minute, self._hour, self._day = minute, hour, day
 
     async def write_to(self, store: CountStore) -> None:
@@ -158,30 +164,30 @@ class History:
         hour = dict(self._in_hour)
         _add(hour, current)
         steps = dict(self._unwritten)
-        steps[MINUTE, self._minute] = current
-        steps[HOUR, self._hour] = hour
-        steps[DAY, self._day] = today = self._today()
+        steps[self._series, MINUTE, self._minute] = current
+        steps[self._series, HOUR, self._hour] = hour
+        steps[self._series, DAY, self._day] = today = self._today()
         counts = [
             Count(
                 step=step,
                 at=at,
-                process=self.process,
+                process=process,
                 name=name,
                 workspace_id=workspace_id,
                 labels=labels,
                 value=value,
             )
-            for (step, at), values in steps.items()
+            for (process, step, at), values in steps.items()
             for (workspace_id, name, labels), value in values.items()
-            if self._written.get((step, at), {}).get((workspace_id, name, labels)) != value
+            if self._written.get((process, step, at), {}).get((workspace_id, name, labels)) != value
         ]
         for start in range(0, len(counts), MAX_ROWS):
             await store.put_counts(counts[start : start + MAX_ROWS])
         self._unwritten.clear()
         self._written = {
-            (MINUTE, self._minute): current,
-            (HOUR, self._hour): hour,
-            (DAY, self._day): today,
+            (self._series, MINUTE, self._minute): current,
+            (self._series, HOUR, self._hour): hour,
+            (self._series, DAY, self._day): today,
         }
         self._day_written = today
 
@@ -259,8 +265,8 @@ class History:
         self.metrics.longest_queue = 0
         return values
 
-    def _keep(self, step: tuple[int, int], values: _Values) -> None:
-        self._unwritten[step] = values
+    def _keep(self, step: int, at: int, values: _Values) -> None:
+        self._unwritten[self._series, step, at] = values
         while len(self._unwritten) > MAX_UNWRITTEN:
             del self._unwritten[next(iter(self._unwritten))]
 

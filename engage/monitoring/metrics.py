@@ -38,7 +38,7 @@ SIZE_BUCKETS: Final = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 100
 TYPES: Final = frozenset({*EVENT_TYPES, "subscription", "traits"})
 #: The outcomes of a record that a loader reads.
 LOAD_OUTCOMES: Final = (
-    *("stored", "duplicate", "conflict", "refused", "damaged", "letter", "skipped"),
+    *("stored", "duplicate", "conflict", "refused", "damaged", "letter", "skipped", "erased"),
 )
 
 #: The values of the labels of a number.

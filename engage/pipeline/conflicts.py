@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from engage.api import API_ORIGIN, Event, Outcome, Status, StorageUnavailable
+from engage.api import API_ORIGIN, ERASED, Event, Outcome, Status, StorageUnavailable
 from engage.errors import ApiError, conflict_not_kept, overloaded
 from engage.pipeline.dead_letters import Conflict, find_conflict, letter_of_conflict
 
@@ -43,6 +43,8 @@ class Conflicts:
             if found is None:  # it has just expired, so the next attempt stores this one
                 raise StorageUnavailable("the event with this message id has just expired")
             stored = found.body
+        if stored == ERASED:
+            return None
         return find_conflict(event, stored)
 
     async def keep(

@@ -148,8 +148,8 @@ def letter_of(
         workspace_id=arrival.workspace_id,
         origin=arrival.origin,
         write_key_id=arrival.write_key_id,
-        user_id=_text(fields.get("userId"), 512),
-        anonymous_id=_text(fields.get("anonymousId"), 512),
+        user_id=_text(fields.get("userId")),
+        anonymous_id=_text(fields.get("anonymousId")),
         message_id=_text(fields.get("messageId"), 256),
         reason=problem.code,
         message=problem.message,
@@ -195,8 +195,8 @@ def letter_of_conflict(
         workspace_id=event.workspace_id,
         origin=event.origin,
         write_key_id=arrival.write_key_id,
-        user_id=_text(event.user_id, 512),
-        anonymous_id=_text(event.anonymous_id, 512),
+        user_id=_text(event.user_id),
+        anonymous_id=_text(event.anonymous_id),
         message_id=_text(event.message_id, 256),
         reason=conflict.code,
         message=conflict.message,
@@ -268,7 +268,7 @@ def _cut(raw: bytes, size: int) -> bytes:
     return raw[:size].decode(errors="ignore").encode()
 
 
-def _text(value: object, limit: int) -> str | None:
+def _text(value: object, limit: int = 512) -> str | None:
     """Return a value as an id, if it can be one: a refused item can contain anything."""
     if isinstance(value, bool) or not isinstance(value, str | int):
         return None

@@ -13,8 +13,9 @@ for before a request is decoded (:mod:`engage.pipeline.admission`): :meth:`Group
 accepts everything.
 
 - **A call that fails** is repeated for each of its requests alone, so that one poisonous request
-  fails alone. If that one fails in an unexpected way, it is divided, and its poisonous items are
-  refused alone.
+  fails alone. If that one has several items, it is divided, and all of them but the poisonous ones
+  are written. An item with which the storage fails in an unexpected way is refused; one with which
+  it is unavailable fails its request, so that the client sends it again.
 - **A call that does not return in time** fails for all of its requests, and the store is opened
   again. The repetitions after a failure are part of that time.
 - **A request that waits too long** for its call fails without one.
@@ -256,49 +257,64 @@ class GroupCommit(Generic[_Item, _Result]):
             return
         unavailable = 0
         for index, request in enumerate(group):
+            answered = self._answered
             alone = error if len(group) == 1 else await self._attempt((request,))
-            if alone is not None and not isinstance(alone, StorageUnavailable):
-                alone = await self._divide(request, alone)
-            if alone is None:
+            if alone is not None and self._refuse is not None:
+                alone = await self._divide(request, alone, self._refuse)
+            if alone is not None:
+                _fail((request,), alone)
+            if not isinstance(alone, StorageUnavailable) or self._answered > answered:
                 unavailable = 0
                 continue
-            _fail((request,), alone)
-            unavailable = unavailable + 1 if isinstance(alone, StorageUnavailable) else 0
-            if unavailable == _DOWN:
+            unavailable += len(request.items)
+            if unavailable >= _DOWN:
                 _fail(group[index:], alone)
                 return
 
     async def _divide(
-        self, request: WriteRequest[_Item, _Result], error: Exception
+        self,
+        request: WriteRequest[_Item, _Result],
+        error: Exception,
+        refuse: Callable[[_Item, Exception], _Result],
     ) -> Exception | None:
-        """Write a request that failed in an unexpected way in halves, to find its poisonous items.
+        """Write a request that failed in halves, so that its poisonous items fail alone.
 
         :param error: how it failed.
         :return: the error, unless all items are written or refused.
         """
         assert self._loop is not None
-        if self._refuse is None:
+        items = request.items
+        if len(items) == 1 and isinstance(error, StorageUnavailable):
             return error
-        results: list[_Result] = []
-        parts: list[Sequence[_Item]] = [request.items]
+        results: dict[int, _Result] = {}
+        failed: Exception | None = None
+        unavailable = 0
+        # All parts of a size come before the smaller ones: a good one shows that the storage is up.
+        parts = collections.deque([range(len(items))])
         for _ in range(_DIVIDING_CALLS):
-            items = parts.pop()
-            part = dataclasses.replace(request, items=items, future=self._loop.create_future())
-            failure = await self._attempt((part,), quiet=True)
+            part = parts.popleft()
+            written = dataclasses.replace(
+                request, items=items[part.start : part.stop], future=self._loop.create_future()
+            )
+            failure = await self._attempt((written,), quiet=True)
+            down = isinstance(failure, StorageUnavailable)
+            unavailable = unavailable + 1 if down else 0
             if failure is None:
-                results += part.future.result()
-            elif isinstance(failure, StorageUnavailable) or self._refused == _REFUSED_IN_A_ROW:
+                results.update(zip(part, written.future.result(), strict=True))
+            elif unavailable > _DOWN or self._refused == _REFUSED_IN_A_ROW:
                 return failure
-            elif len(items) > 1:
-                half = len(items) // 2
-                parts += items[half:], items[:half]
+            elif len(part) > 1:
+                half = len(part) // 2
+                parts += part[:half], part[half:]
+            elif down:
+                failed = failure
             else:
                 self._refused += 1
-                results.append(self._refuse(items[0], failure))
+                results[part.start] = refuse(items[part.start], failure)
             if not parts:
-                if not request.future.done():
-                    request.future.set_result(results)
-                return None
+                if failed is None and not request.future.done():
+                    request.future.set_result([results[index] for index in range(len(items))])
+                return failed
         return error
 
     async def _attempt(
@@ -306,7 +322,7 @@ class GroupCommit(Generic[_Item, _Result]):
     ) -> Exception | None:
         """Make one call of the storage and hand each request its results.
 
-        :param quiet: log no unexpected error.
+        :param quiet: log no error.
         :return: the error of the storage; ``None`` if all is written.
         """
         loop = self._loop
@@ -347,7 +363,7 @@ class GroupCommit(Generic[_Item, _Result]):
         if not isinstance(error, StorageUnavailable):
             if not quiet:
                 _log.error("the storage raised an unexpected error", exc_info=error)
-        elif self._healthy:
+        elif self._healthy and not quiet:
             self._healthy = False
             cause = error.__cause__
             shown = f" ({type(cause).__name__})" if cause is not None else ""

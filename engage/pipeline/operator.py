@@ -86,10 +86,19 @@ async def decide_link(
     assert isinstance(profile, UserProfile)
     if not linked and anonymous_id not in profile.anonymous_ids:
         raise EngageError(f"{anonymous_id!r} is not an anonymous id of the user {user_id!r}")
+    refused = f"{anonymous_id!r} cannot be linked to the user {user_id!r}"
     if linked and (not anonymous_id.strip() or anonymous_id == user_id):
-        raise EngageError(f"{anonymous_id!r} cannot be linked to the user {user_id!r}")
+        raise EngageError(refused)
     document = {"type": "alias", "userId": user_id, "previousId": anonymous_id, "linked": linked}
     await _write(store, workspace_id, document, now, now)
+    if linked:
+        profile = await _profile(store, workspace_id, Kind.USER, user_id)
+        assert isinstance(profile, UserProfile)
+        if anonymous_id not in profile.anonymous_ids:
+            raise EngageError(
+                f"{refused}: it is the id of a user or no anonymous id, or the user has "
+                "limits.user_links of them"
+            )
 
 
 async def _profile(

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from engage.api import Status
-from engage.errors import ApiError, Limit, from_problems, overloaded
+from engage.api import Status, Suppression
+from engage.errors import ApiError, Limit, from_problems, invalid_link, overloaded
 from engage.keys.auth import KEYLESS_BODY, Authenticator, Principal
+from engage.keys.links import Person
 from engage.keys.rules import WITHOUT_LETTER
 from engage.pipeline.admission import BRIEF_BODY, LARGE_BODY, SUBSCRIPTIONS_SHARE, Admitted
 from engage.pipeline.clock import Clock
@@ -197,17 +198,18 @@ class Pipeline:
                 principal.guard.check()
             body, size = await self._decode(raw, encoding, principal)
             principal = principal or self._principal(body, named)
-            if not self._valid_envelope(body):
+            valid = self._valid_envelope(body)
+            items: list[Any] = body["batch"] if valid else []
+            if principal.guard is not None:
+                principal.guard.take(max(len(items), 1), size)
+            if not valid:
                 raise from_problems(self._schemas.problems("batch", body))
-            items: list[Any] = body["batch"]
             if len(items) > self._limits.batch_events:
                 raise ApiError(
                     "batch_too_large",
                     f"the batch has {len(items)} events;"
                     f" the limit is {self._limits.batch_events} (limits.batch_events)",
                 )
-            if principal.guard is not None:
-                principal.guard.take(len(items), size)
             arrival = self._arrival(principal, idempotency_key, self._envelope(body))
             state = await self._items.prepare_all(
                 items, arrival, pause=admitted.pause, strict=strict, total=self._decompressed
@@ -260,6 +262,33 @@ class Pipeline:
         state = await self._subscriptions.change(body, source)
         self._metrics.event("subscription", "stored")
         return state
+
+    async def person(self, link: Mapping[str, Any]) -> Person:
+        """Verify a signed link.
+
+        :param link: the fields of a change that are signed.
+        :raises ApiError: as :meth:`engage.keys.links.Links.person`.
+        """
+        body = {**link, "changes": {}}
+        if not self._schemas.is_valid("subscriptions", body):
+            raise invalid_link()
+        return await self._subscriptions.links.person(body)
+
+    async def choose(
+        self, person: Person, changes: Mapping[str, bool], source: Source
+    ) -> Mapping[str, bool]:
+        """Change the choices of a person; without changes, only read them.
+
+        :raises ApiError: as :meth:`engage.pipeline.subscriptions.Subscriptions.apply`.
+        """
+        state = await self._subscriptions.apply(person, changes, source)
+        if changes:
+            self._metrics.event("subscription", "stored")
+        return state
+
+    async def suppressions(self, person: Person) -> Sequence[Suppression]:
+        """See :meth:`engage.pipeline.subscriptions.Subscriptions.suppressions`."""
+        return await self._subscriptions.suppressions(person)
 
     async def deliver(
         self,
@@ -321,15 +350,23 @@ class Pipeline:
     async def _decode(
         self, raw: bytes, encoding: Encoding, principal: Principal | None, *, form: bool = False
     ) -> tuple[Any, int]:
-        """Return a decoded body, and its size when it is decompressed."""
+        """Return a decoded body, and its size when it is decompressed.
+
+        For the limits of the key, a body that cannot be decoded counts as an event.
+        """
         limit = self._keyless if principal is None else self._decompressed
-        if encoding != "identity" or len(raw) > limit.bytes:
-            raw = await decompress_in_slices(raw, encoding, limit)
-        if form and not raw.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
-            return body_of_form(raw), len(raw)
-        if len(raw) > LARGE_BODY:
-            return await decode_json_in_slices(raw, self._limits), len(raw)
-        return decode_json(raw, self._limits), len(raw)
+        try:
+            if encoding != "identity" or len(raw) > limit.bytes:
+                raw = await decompress_in_slices(raw, encoding, limit)
+            if form and not raw.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
+                return body_of_form(raw), len(raw)
+            if len(raw) > LARGE_BODY:
+                return await decode_json_in_slices(raw, self._limits), len(raw)
+            return decode_json(raw, self._limits), len(raw)
+        except ApiError:
+            if principal is not None and principal.guard is not None:
+                principal.guard.take(1, len(raw))
+            raise
 
     async def _decode_again(
         self, raw: bytes, encoding: Encoding, principal: Principal

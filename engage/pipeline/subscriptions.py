@@ -1,37 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes a user's subscription choices, authorised by a hash instead of a write key.
-
-A write key is public, so it must not permit changing a user's choices. The hash proves that the
-workspace's owner made the link. Its form is Dittofeed's: the hex HMAC-SHA256 of the compact JSON of
-user id, workspace id, identifier and identifier key, keyed with the workspace's
-``subscription_secret``.
-"""
+"""Reads and changes a user's subscription choices, authorised by a signed link."""
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import functools
-import hashlib
-import hmac
 import re
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
 from engage.api import (
+    ADDRESS_TRAITS,
     DAY_MS,
     EventStore,
-    Page,
     PayloadInvalid,
     ProfileStore,
     SubscriptionChange,
     SubscriptionStore,
+    Suppression,
+    SuppressionStore,
     identifier_value,
+    suppressed_address,
 )
-from engage.errors import MAX_ERRORS, ApiError, Problem, from_problems, overloaded, pointer, quote
+from engage.errors import (
+    MAX_ERRORS,
+    ApiError,
+    Problem,
+    from_problems,
+    invalid_link,
+    link_expired,
+    pointer,
+    quote,
+)
+from engage.keys.links import STEP, Links, Person
 from engage.pipeline.ids import uuid7
 from engage.pipeline.normalise import parse_field
 from engage.upkeep.export import all_pages
@@ -48,24 +52,18 @@ __all__ = [
     "Source",
     "Subscriptions",
     "body_of_form",
-    "subscription_hash",
 ]
 
 #: The event with which clients of Dittofeed change a choice. Here it changes none, because anyone
 #: can send it: a write key is public.
 CHANGE_EVENT: Final = "DFSubscriptionChange"
 
-#: Users with the same identifier value that are read and compared at once, between other work of
-#: the event loop (about 3 ms for each secret).
-STEP: Final = 500
-#: Seconds after which a search that has not compared all users ends with 503.
-SEARCH_SECONDS: Final = 60.0
-
 #: Characters of a ``User-Agent`` that are kept: those of browsers have at most about 200.
 _USER_AGENT: Final = 256
 
 #: The name of a field of a form that is a change, and its values.
 _CHANGE: Final = re.compile(r"changes\[([^\[\]]+)\]")
+_SECONDS: Final = re.compile(r"[1-9][0-9]{0,15}", re.ASCII)
 CHOICES: Final[Mapping[str, bool]] = {"true": True, "1": True, "false": False, "0": False}
 
 #: Namespace of the ids of changes.
@@ -85,19 +83,6 @@ class Source:
 
 #: A request of which nothing else is known.
 API: Final = Source(how="api")
-
-
-def subscription_hash(
-    secret: str, *, user_id: str, workspace_id: str, identifier: str, identifier_key: str
-) -> str:
-    """Return the hash that a link to the preferences page must contain.
-
-    :param secret: a ``subscription_secret`` of the workspace.
-    :param identifier: the value that identifies the user, such as an e-mail address.
-    :param identifier_key: ``id``, or the trait that has the value, such as ``email``.
-    """
-    message = orjson.dumps({"u": user_id, "w": workspace_id, "i": identifier, "k": identifier_key})
-    return hmac.new(secret.encode(), message, hashlib.sha256).hexdigest()
 
 
 def body_of_form(data: bytes) -> dict[str, Any]:
@@ -127,7 +112,7 @@ def body_of_form(data: bytes) -> dict[str, Any]:
         elif not name:
             raise _wrong(name, "a field of the form has no name")
         else:
-            body[name] = text
+            body[name] = int(text) if name == "expires" and _SECONDS.fullmatch(text) else text
     return body
 
 
@@ -158,67 +143,44 @@ class Subscriptions:
         resubscriptions: int,
         catch_up: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        self._workspaces = {workspace.id: workspace for workspace in workspaces}
+        known = {workspace.id: workspace for workspace in workspaces}
+        #: Verifies the links.
+        self.links = Links(known, store, clock=clock, timeout=timeout, catch_up=catch_up)
         self._store = store
         self._clock = clock
         self._timeout = timeout
         self._resubscriptions = resubscriptions
-        self._catch_up = catch_up
-        #: The last search for each identifier, in the form in which it was sent.
-        self._searches: dict[tuple[str, str, str], _Search] = {}
-        #: Held by the search that reads and compares a page: one for identifiers in the form in
-        #: which users are looked up, and one for all others, of which anyone can send any number.
-        self._turns = (asyncio.Lock(), asyncio.Lock())
 
     async def change(self, body: Mapping[str, Any], source: Source = API) -> Mapping[str, bool]:
         """Apply a change and return once it is durable.
 
         :param body: a body that is valid by the schema ``subscriptions``.
         :return: for every group of the workspace, whether the user is subscribed after the change.
-        :raises ApiError: 401 ``invalid_user_hash`` if any of the credentials is wrong; 400
-            ``unknown_subscription_group``; 429 ``rate_limited``: see :meth:`apply`; 503
-            ``overloaded`` if the hash could not be compared with all users in time, or if the user
-            may still be in the log.
+        :raises ApiError: as :meth:`engage.keys.links.Links.person`; 403 ``link_expired`` if the
+            change does more than to unsubscribe; 400 ``unknown_subscription_group``; 429
+            ``rate_limited``: see :meth:`apply`.
         :raises StorageUnavailable: if the change may not be durable.
         """
-        if type(body.get("userId")) is float:  # JSON Schema accepts 1.0 as an integer
-            raise from_problems([Problem("/userId", "must be a string or an integer")])
-        workspace = self._workspaces.get(body["workspaceId"])
-        user_id = await self._verify(workspace, body)
-        if (
-            user_id is None
-            and self._catch_up is not None
-            and _named(workspace, body)[1] is not None
-        ):
-            await self._catch_up()
-            user_id = await self._verify(workspace, body)
-        if workspace is None or user_id is None:
-            raise ApiError("invalid_user_hash", "the hash belongs to no known user")
+        person = await self.links.person(body)
         changes: Mapping[str, bool] = body["changes"]
-        _check_groups(workspace, {group: "/changes" + pointer(group) for group in changes})
-        return await self.apply(
-            workspace,
-            user_id,
-            changes,
-            source,
-            secret=_secret_of(workspace, user_id, body),
-            message_id=body.get("messageId"),
-        )
+        if person.expired and (not changes or any(changes.values())):
+            raise link_expired()
+        places = {group: "/changes" + pointer(group) for group in changes}
+        _check_groups(person.workspace, places)
+        state = await self.apply(person, changes, source, message_id=body.get("messageId"))
+        return {group: state[group] for group in changes} if person.expired else state
 
     async def apply(
         self,
-        workspace: Workspace,
-        user_id: str,
+        person: Person,
         changes: Mapping[str, bool],
         source: Source,
         *,
-        secret: str,
         message_id: str | None = None,
     ) -> Mapping[str, bool]:
         """Apply a change of a person whose link was verified.
 
         :param changes: group id → subscribed; the groups exist. Empty: only read the choices.
-        :param secret: see :attr:`engage.api.SubscriptionChange.secret`.
         :param message_id: with one, the same change again has no effect.
         :return: as :meth:`change`.
         :raises ApiError: 429 ``rate_limited`` if the id has been subscribed again too often today.
@@ -227,8 +189,9 @@ class Subscriptions:
         :raises StorageUnavailable: if the change may not be durable.
         """
         store, now = self._store, self._clock()
+        workspace, user_id = person.workspace, person.user_id
         if not isinstance(store, SubscriptionStore):
-            raise ApiError("invalid_user_hash", "the hash belongs to no known user")
+            raise invalid_link()
         async with within(self._timeout):
             if any(changes.values()):
                 await self._check_rate(store, workspace.id, user_id, changes, now)
@@ -241,7 +204,7 @@ class Subscriptions:
                         choices=dict(changes),
                         at=now,
                         how=source.how,
-                        secret=secret,
+                        secret=person.secret,
                         user_agent=source.user_agent[:_USER_AGENT],
                         address=source.address if workspace.keep_addresses else "",
                     )
@@ -252,6 +215,34 @@ class Subscriptions:
             group.id: choices.get(group.id, group.type == "opt_out")
             for group in workspace.subscription_groups
         }
+
+    async def suppressions(self, person: Person) -> Sequence[Suppression]:
+        """Return what is suppressed of a person's addresses.
+
+        These are the address in the link, or else those of which this user has the oldest claim:
+        anyone can give a user the address of another.
+
+        :raises StorageUnavailable: if they could not be read.
+        """
+        store, workspace = self._store, person.workspace
+        if not isinstance(store, SuppressionStore):
+            return ()
+        named: dict[str, object] = {person.identifier_key: person.identifier}
+        async with within(self._timeout):
+            if person.identifier_key == "id" and isinstance(store, ProfileStore):
+                profile = await store.profile(workspace.id, person.user_id)
+                for trait in {*ADDRESS_TRAITS.values()} & {*workspace.subscription_identifiers}:
+                    value = None if profile is None else profile.traits.get(trait)
+                    if (form := identifier_value(trait, value)) is not None:
+                        holders = await store.find_users(workspace.id, trait, [form])
+                        if person.user_id in holders.get(form, ())[:1]:
+                            named[trait] = value
+            addresses = [
+                (channel, address)
+                for channel, trait in ADDRESS_TRAITS.items()
+                if (address := suppressed_address(channel, str(named.get(trait, "")))) is not None
+            ]
+            return await store.suppressions(workspace.id, addresses) if addresses else ()
 
     async def _check_rate(
         self,
@@ -331,114 +322,6 @@ class Subscriptions:
         if not found:
             raise from_problems([Problem("/identifier", "belongs to no user and no visitor")])
 
-    async def _verify(self, workspace: Workspace | None, body: Mapping[str, Any]) -> str | None:
-        """Return the user that the hash belongs to, if there is one.
-
-        At least one HMAC is computed in any case, to reveal less by timing.
-        """
-        given = body["hash"].encode()
-        secrets = () if workspace is None else workspace.subscription_secrets
-        user_id, value = _named(workspace, body)
-        right = _hashes(user_id or "", body, secrets or ("-",))
-        equal = [hmac.compare_digest(one, given) for one in right]
-        if workspace is None or value is None:
-            return user_id if any(equal) else None
-        form = (workspace.id, body["identifierKey"], body["identifier"])
-        last = self._searches.get(form)
-        if last is None or last.begun:
-            self._searches[form] = last = _Search(after=last)
-            last.task = asyncio.create_task(self._run(last, form, value, body))
-        last.wanted.add(given)
-        last.requests += 1
-        try:
-            # A look-up takes as long for a wrong hash of which the first bytes are right.
-            return (await asyncio.shield(last.task)).get(given)
-        finally:
-            last.requests -= 1
-            if not last.requests:
-                # A search ends with its requests: their clients may have disconnected.
-                self._end(last, form)
-                last.task.cancel()
-
-    async def _run(
-        self, search: _Search, form: tuple[str, str, str], value: str, body: Mapping[str, Any]
-    ) -> dict[bytes, str]:
-        """Compare the hashes that requests sent with all users who have an identifier.
-
-        Anyone who has a write key can give any number of users the address of another person. So a
-        link must work however many users have the address, and requests with wrong hashes must not
-        stop others: those for one identifier share a search, in which each user's hash is computed
-        once, and the searches take turns, a page each.
-
-        :return: those of ``search.wanted`` that are right, with their users.
-        """
-        workspace = self._workspaces[form[0]]
-        try:
-            if search.after is not None:
-                await asyncio.wait([search.after.task])
-                search.after = None
-            search.begun = True
-            found: dict[bytes, str] = {}
-            cursor = None
-            async with asyncio.timeout(SEARCH_SECONDS):
-                while not found.keys() >= search.wanted:
-                    async with self._turns[form[2] != value]:
-                        page = await self._holders(form, value, cursor)
-                        # All of a page, so that the time does not tell which user it is.
-                        for user in page.items:
-                            right = _hashes(user, body, workspace.subscription_secrets)
-                            found.update((one, user) for one in right if one in search.wanted)
-                        await asyncio.sleep(0)
-                    cursor = page.cursor
-                    if cursor is None:
-                        break
-            return found
-        except TimeoutError as error:
-            raise overloaded(
-                "the hash could not be compared with all users of the identifier in time;"
-                " send the same request again later"
-            ) from error
-        finally:
-            self._end(search, form)
-
-    def _end(self, search: _Search, form: tuple[str, str, str]) -> None:
-        """Let no other request join a search."""
-        if self._searches.get(form) is search:
-            del self._searches[form]
-
-    async def _holders(
-        self, form: tuple[str, str, str], value: str, after: str | None
-    ) -> Page[str]:
-        """Return a page of the users and visitors who have a value, and after the last one a page
-        of the users who have it by a visitor."""
-        if not isinstance(self._store, ProfileStore):
-            return Page((), None)
-        workspace, trait, _ = form
-        async with within(self._timeout):
-            if after == "":
-                users = await self._store.find_users(workspace, trait, [value])
-                return Page(users.get(value, ()), None)
-            page = await self._store.holders(workspace, trait, value, after=after, limit=STEP)
-            return Page(page.items, page.cursor or "")
-
-
-class _Search:
-    """A search for the users that hashes belong to.
-
-    :param after: an earlier search for the same identifier, which must end first.
-    """
-
-    task: asyncio.Task[dict[bytes, str]]
-
-    def __init__(self, after: _Search | None) -> None:
-        self.after = after
-        #: The hashes that requests sent.
-        self.wanted: set[bytes] = set()
-        #: How many requests wait for the result.
-        self.requests = 0
-        #: Whether it is too late to add a hash.
-        self.begun = False
-
 
 def _check_groups(workspace: Workspace, places: Mapping[str, str]) -> None:
     """Check that groups exist.
@@ -455,43 +338,6 @@ def _check_groups(workspace: Workspace, places: Mapping[str, str]) -> None:
     ]
     if unknown:
         raise from_problems(unknown, "unknown_subscription_group")
-
-
-def _named(workspace: Workspace | None, body: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """Return the user id that a request contains, or else the value by which the user is looked up;
-    neither if the credentials are wrong anyway."""
-    key = body["identifierKey"]
-    if workspace is None or not workspace.subscription_secrets:
-        return None, None
-    if key != "id" and key not in workspace.subscription_identifiers:
-        return None, None  # not indexed: a request must not cause a scan
-    if body.get("userId") not in (None, ""):
-        return str(body["userId"]), None
-    if key == "id":
-        return body["identifier"], None
-    return None, identifier_value(key, body["identifier"])
-
-
-def _hashes(user_id: str, body: Mapping[str, Any], secrets: Iterable[str]) -> list[bytes]:
-    """Return the hashes that are right if the request means a user, one for each secret."""
-    return [
-        subscription_hash(
-            secret,
-            user_id=user_id,
-            workspace_id=body["workspaceId"],
-            identifier=body["identifier"],
-            identifier_key=body["identifierKey"],
-        ).encode()
-        for secret in secrets
-    ]
-
-
-def _secret_of(workspace: Workspace, user_id: str, body: Mapping[str, Any]) -> str:
-    """Return which secret verified a hash, as :attr:`engage.api.SubscriptionChange.secret`."""
-    secrets = workspace.subscription_secrets
-    right = zip(_hashes(user_id, body, secrets), secrets, strict=True)
-    secret = next(one for known, one in right if known == body["hash"].encode())
-    return hashlib.sha256(secret.encode()).hexdigest()[:8]
 
 
 def _change_id(message_id: str | None, user_id: str, changes: Mapping[str, bool], now: int) -> str:

@@ -277,6 +277,19 @@ class Registry:
                 f" make the {use.kind} {use.name!r}: {message}"
             ) from error
 
+    def erasure_requests(self, config: Config, workspace_id: str) -> list[tuple[str, str]]:
+        """Return the events by which the providers of a workspace pass on that a person wants to be
+        erased: (origin, name)."""
+        providers = {
+            name for one in config.workspaces if one.id == workspace_id for name in one.webhooks
+        }
+        return [
+            (provider, name)
+            for provider in sorted(providers)
+            if (registered := self.webhooks.get(provider)) is not None
+            for name in getattr(registered.factory, "erasure_requests", ())
+        ]
+
     def _identifiers(self, providers: Iterable[str]) -> Iterator[str]:
         """Yield the traits by which the events of these providers find their users."""
         for name in providers:

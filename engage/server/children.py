@@ -3,8 +3,8 @@
 
 A child whose event loop does not turn sends no heartbeat. It is killed, and then replaced like one
 that died. A child that waits for something, such as an answer of the storage, does send heartbeats.
-The time for which a child waits for a processor does not count: on a machine that is too slow,
-replacements would make it slower.
+The time for which a child waits for a processor does not count, unless it also had one for long
+enough: on a machine that is too slow, replacements would make it slower.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ class Child:
     draining: bool = False
     #: Whether it was killed because it sent no heartbeat.
     hung: bool = False
-    #: Where it is, as it has shown.
+    #: Whether it was asked where it is, since its last heartbeat …
+    asked: bool = False
+    #: … and what it has shown.
     stack: list[str] = dataclasses.field(default_factory=list)
 
     @property
@@ -120,37 +122,44 @@ async def start_child(setup: Setup, inherited: Sequence[socket.socket] = ()) -> 
 
 async def _read_reports(child: Child, reader: asyncio.StreamReader) -> None:
     """Read the reports of a child until it has exited; kill it if it sends none."""
-    silent = 0.0
+    pid = child.process.pid
+    # Within this time of a processor, an event loop turns, which takes 150 ms at most.
+    late = 2 * BEAT_SECONDS
+    silent, (ran, waited) = 0.0, _scheduled(pid)
     with contextlib.suppress(OSError):
         while True:
-            began, waited = time.monotonic(), _waited(child.process.pid)
+            began = time.monotonic()
             try:
                 async with asyncio.timeout(BEAT_SECONDS):
                     line = await reader.readline()
+                if not line:
+                    break
+                alive = _take(child, line.rstrip(b"\n"))
             except TimeoutError:
+                silent += BEAT_SECONDS
                 # If this process was late itself, because it was stopped or had no processor, then
                 # so was the child.
-                late = time.monotonic() - began > 2 * BEAT_SECONDS
-                waited -= _waited(child.process.pid)
-                silent = 0.0 if late else silent + max(BEAT_SECONDS + waited, 0.0)
-                _judge(child, silent)
-                continue
-            if not line:
-                break
-            if _take(child, line.rstrip(b"\n")):
-                silent = 0.0
+                alive = time.monotonic() - began > late
+                if not alive:
+                    now = _scheduled(pid)
+                    starved = now[1] - waited if now[0] - ran < late else 0.0
+                    _judge(child, silent - starved)
+            if alive:
+                silent, (ran, waited) = 0.0, _scheduled(pid)
+                child.asked = False
     if not child.started.done():
         child.started.set_result(False)
 
 
-def _waited(pid: int) -> float:
-    """Return for how many seconds the main thread of a process was ready to run, but had no
-    processor; 0 where the system does not tell."""
+def _scheduled(pid: int) -> tuple[float, float]:
+    """Return for how many seconds the main thread of a process had a processor, and for how many it
+    was ready to run but had none; 0 where the system does not tell."""
     try:
         with open(f"/proc/{pid}/schedstat", "rb") as file:
-            return int(file.read().split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):
-        return 0.0
+            ran, waited, _ = (int(number) / 1e9 for number in file.read().split())
+            return ran, waited
+    except (OSError, ValueError):
+        return 0.0, 0.0
 
 
 def _take(child: Child, line: bytes) -> bool:
@@ -158,7 +167,6 @@ def _take(child: Child, line: bytes) -> bool:
     report, _, value = line.partition(b" ")
     if report == b"beat":
         child.beats = True
-        child.stack.clear()
     elif report == b"state":
         child.state = time.monotonic(), json.loads(value)
     elif report == b"ready" and not child.started.done():
@@ -184,10 +192,13 @@ def _judge(child: Child, silent: float) -> None:
         limit = math.inf
     if child.draining or child.hung or silent < limit - BEAT_SECONDS:
         return
-    if silent < limit:
+    if not child.asked:
+        child.asked = True
         child.stack.clear()
         with contextlib.suppress(ProcessLookupError):
             child.process.send_signal(signal.SIGUSR1)
+        return
+    if silent < limit:
         return
     stack = [line for line in child.stack if line.startswith("File ")]
     _log.error(

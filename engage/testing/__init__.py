@@ -60,8 +60,10 @@ from .log.harness import LogBench, LogSubject, on_log  # noqa: E402
 from .log.reading import LogReadTests  # noqa: E402
 from .memory_store import MemoryStore  # noqa: E402
 from .providers import ProviderConformance  # noqa: E402
+from .storage.backups import BackupTests  # noqa: E402
 from .storage.counts import CountTests  # noqa: E402
 from .storage.dead_letters import DeadLetterTests  # noqa: E402
+from .storage.erasures import ErasureTests  # noqa: E402
 from .storage.events import EventTests  # noqa: E402
 from .storage.failures import FailureTests  # noqa: E402
 from .storage.harness import Bench, Subject, on_store  # noqa: E402
@@ -108,6 +110,8 @@ class StorageConformance(
     DeadLetterTests,
     RecordTests,
     CountTests,
+    BackupTests,
+    ErasureTests,
     VerificationTests,
     Subject,
 ):

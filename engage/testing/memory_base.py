@@ -89,8 +89,8 @@ class Profile:
             id=self.id,
             created_at=min(times),
             updated_at=max(times),
-            traits=dict(sorted(self.traits.items())),
-            groups=self.groups,
+            traits={name: (*version, value) for name, (version, value) in self.traits.items()},
+            groups={name: (*version, member) for name, (version, member) in self.groups.items()},
         )
 
     def claim(self, trait: str, form: str, at: int) -> None:
@@ -116,6 +116,8 @@ class Stored:
         self.available = True
         #: By identity.
         self.events = Arrivals[tuple[str, str, str], api.Event]()
+        #: The identities of erased events, with the time of receipt.
+        self.erased: dict[tuple[str, str, str], int] = {}
         #: By workspace, kind and id.
         self.profiles = Arrivals[tuple[str, Kind, str], Profile]()
         #: Workspace and id of the changes of subscriptions that were applied.

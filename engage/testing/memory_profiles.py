@@ -252,12 +252,35 @@ class MemoryProfiles(Memory, api.ProfileStore):
         )
 
     async def expire_visitors(self, before: int, *, limit: int) -> int:
+        chose = {
+            (one.workspace_id, one.id)
+            for one in self._of_kind(None, Kind.USER)
+            if one.chosen is not None
+        }
         old = [
             (one.workspace_id, one.kind, one.id)
             for one in self._of_kind(None, Kind.VISITOR)
-            if one.changed_at < before and self._owner(one.workspace_id, one.id) is None
+            if one.changed_at < before
+            and self._owner(one.workspace_id, one.id) is None
+            and (one.workspace_id, one.id) not in chose
         ]
         return delete(self.contents().profiles, old[:limit])
+
+    async def erase_profile(self, workspace_id: str, kind: Kind, name: str) -> bool:
+        return bool(delete(self.contents().profiles, [(workspace_id, kind, name)]))
+
+    async def links_to(self, workspace_id: str, anonymous_id: str) -> Sequence[tuple[str, int]]:
+        found = [
+            (links[anonymous_id], user.id)
+            for user in self._of_kind(workspace_id, Kind.USER)
+            if anonymous_id in (links := user.links_that_count())
+        ]
+        return [(user, first[0]) for first, user in sorted(found)]
+
+    async def reapply(self, events: Sequence[api.Event]) -> None:
+        self.contents()
+        for event in events:
+            self.apply_changes(event)
 
     def person_of(self, workspace_id: str, name: str) -> tuple[str | None, list[str]]:
         user = self._user(workspace_id, name) or self._owner(workspace_id, name)

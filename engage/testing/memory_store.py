@@ -38,6 +38,8 @@ class MemoryEvents(Memory, api.EventStore):
         except UnicodeEncodeError:
             return api.Outcome(api.Status.REFUSED, reason="an id is not Unicode text")
         known = self.stored.events.get(event.identity)
+        if event.identity in self.stored.erased:
+            return api.Outcome(api.Status.DUPLICATE, stored=api.ERASED)
         if known is not None:
             return api.Outcome(api.Status.DUPLICATE, stored=known.body)
         self.stored.events[event.identity] = event
@@ -62,7 +64,23 @@ class MemoryEvents(Memory, api.EventStore):
         times = sorted((event.received_at, key) for key, event in events.items())
         if not times or (times[-1][0] < before and not force):
             return 0
-        return delete(events, [key for at, key in times if at < before][:limit])
+        erased = self.contents().erased
+        gone = delete(erased, [key for key, at in erased.items() if at < before][:limit])
+        limit -= gone
+        return gone + delete(events, [key for at, key in times if at < before][:limit])
+
+    async def erase_events(self, events: Sequence[api.Event]) -> int:
+        known = self.contents()
+        known.erased |= {
+            event.identity: known.events[event.identity].received_at
+            for event in events
+            if event.identity in known.events
+        }
+        return delete(known.events, [event.identity for event in events])
+
+    async def settle(self) -> bool:
+        self.contents()
+        return True
 
 
 class MemorySubscriptions(Memory, api.SubscriptionStore):
@@ -156,6 +174,20 @@ class MemorySubscriptions(Memory, api.SubscriptionStore):
             limit,
         )
 
+    async def erase_choices(self, workspace_id: str, name: str, pseudonym: str) -> tuple[int, int]:
+        data = self.contents()
+        choices = [key for key in data.choices if key[:2] == (workspace_id, name)]
+        records = [
+            key
+            for key, one in data.history.items()
+            if (one.workspace_id, one.user_id) == (workspace_id, name)
+        ]
+        for key in records:
+            data.history[key] = dataclasses.replace(
+                data.history[key], user_id=pseudonym, secret="", user_agent="", address=""
+            )
+        return delete(data.choices, choices), len(records)
+
 
 class MemorySuppressions(Memory, api.SuppressionStore):
     """Suppressed addresses."""
@@ -181,6 +213,14 @@ class MemorySuppressions(Memory, api.SuppressionStore):
         self, workspace_id: str | None, *, after: str | None, limit: int
     ) -> api.Page[api.Suppression]:
         return self.contents().suppressions.page(of_workspace(workspace_id), after, limit)
+
+    async def erase_suppressions(
+        self, workspace_id: str, addresses: Collection[tuple[str, str]]
+    ) -> int:
+        known = self.contents().suppressions
+        return delete(
+            known, [key for key in known if key[0] == workspace_id and key[1:3] in addresses]
+        )
 
 
 class MemoryDeadLetters(Memory, api.DeadLetterStore):
@@ -368,6 +408,7 @@ class MemoryStore(
     MemoryDeadLetters,
     MemoryRecords,
     MemoryCounts,
+    api.ErasureStore,
     MemoryVerification,
 ):
     """A storage in memory with all interfaces."""

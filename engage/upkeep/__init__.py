@@ -11,6 +11,9 @@
 ``copy.py``             copies everything in one store to another
 ``copy_records.py``     copies the console's data: keys, audit and counters
 ``copy_report.py``      the report of a copy, and its comparison of records
+``backups.py``          what a backup leaves out, and the record of the last one
+``erasures.py``         the file of erasures beside the config
+``tombstones.py``       the erasures that a store knows
 ``verify/``             proves that a store is what its events say
 ``audit.py``            records who changed what, for the operator
 ``letter_groups.py``    groups dead letters by their cause

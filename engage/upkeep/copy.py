@@ -125,7 +125,7 @@ async def _subscriptions(
         if not isinstance(target, SubscriptionStore):
             counts.refuse("the target does not store subscriptions")
             continue
-        await _apply(target, change, counts)
+        await _apply(source, target, change, counts)
         report(counts)
     if isinstance(target, SubscriptionStore):
         await _copy_unexplained_choices(source, target, counts)
@@ -163,15 +163,24 @@ def _change(records: Sequence[SubscriptionRecord]) -> SubscriptionChange:
     )
 
 
-async def _apply(target: SubscriptionStore, change: SubscriptionChange, counts: Counts) -> None:
-    newer: set[str] = set()
-    history = functools.partial(target.history, change.workspace_id, change.user_id)
-    async for record in all_pages(history):
+async def _apply(
+    source: SubscriptionStore, target: SubscriptionStore, change: SubscriptionChange, counts: Counts
+) -> None:
+    later: list[SubscriptionRecord] = []
+    person = (change.workspace_id, change.user_id)
+    async for record in all_pages(functools.partial(target.history, *person)):
         if record.change_id == change.id:
             counts.duplicate += 1
             return
         if record.at > change.at:
-            newer.add(record.group_id)
+            later.append(record)
+    newer: set[str] = set()
+    if later:
+        # Of several processes, a record may be written after one with a later time: what the
+        # source has as well is in the order of the source.
+        history = functools.partial(source.history, *person)
+        own = {record.change_id async for record in all_pages(history)}
+        newer = {record.group_id for record in later if record.change_id not in own}
     # The user may have made a newer choice at the target; an older one must not override it.
     choices = {group: choice for group, choice in change.choices.items() if group not in newer}
     if choices:
@@ -190,8 +199,12 @@ async def _copy_unexplained_choices(
     async for state in all_pages(functools.partial(source.scan_subscriptions, None)):
         assert state.user_id is not None
         history = functools.partial(target.history, state.workspace_id, state.user_id)
-        known = {one.group_id async for one in all_pages(history) if one.at >= state.updated_at}
-        if state.group_id in known:
+        explained = -1
+        async for one in all_pages(history):
+            if one.group_id == state.group_id:
+                # As storages do it: a choice is later than the one that it replaces.
+                explained = max(one.at, explained + 1)
+        if explained >= state.updated_at:
             continue
         parts = (state.workspace_id, state.user_id, state.group_id, str(state.updated_at))
         digest = hashlib.blake2b(canonical(parts), digest_size=16).hexdigest()

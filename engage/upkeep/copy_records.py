@@ -2,7 +2,8 @@
 """Copy the console's data: write keys, its audit, and the counters of its plots.
 
 Sessions, used links, signing secrets and refused requests belong to the server that made them. They
-are not copied.
+are not copied. Nor are the tombstones of erased people: ``engage erase --from`` writes those of the
+target when it has erased them there.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from bson.datetime_ms import DatetimeMS
 from bson.errors import InvalidBSON, InvalidDocument
 from bson.objectid import ObjectId
 
-from engage.api import MAX_TIME, REMOVED, Event, Version, render_time
+from engage.api import MAX_TIME, REMOVED, Event, Version, Versioned, render_time
 
 #: Maximum size of a document in MongoDB.
 MAX_BYTES: Final = 16 * 1024 * 1024
@@ -46,6 +46,9 @@ _SPECIAL: Final = re.compile(r"[.%\x00]|^\$|^\s+|\s+(?![\s\S])|^_id(?![\s\S])")
 _PLAIN_KEYS: Final[set[str]] = set()
 _MAX_PLAIN_KEYS: Final = 10_000
 
+
+#: The types of values that are read as they were stored.
+_UNCHANGED: Final = frozenset({str, int, bool})
 
 #: The version of a link that was stored before links had versions.
 OLDEST: Final[Version] = (-(2**63), "", "")
@@ -247,15 +250,22 @@ def link_version(document: Mapping[str, Any]) -> Version | None:
     return None if version == NEVER else version
 
 
-def registers_of(document: Mapping[str, Any]) -> dict[str, tuple[Version, Any]]:
-    """Return the traits of a stored profile: trait → version and value."""
+def registers_of(document: Mapping[str, Any]) -> dict[str, Versioned]:
+    """Return the traits of a stored profile: trait → version, and the register for
+    :func:`trait_value`."""
     return {
-        unescape_key(key): (
-            version_of(register),
-            REMOVED if "x" in register else decode_value(register),
-        )
+        unescape_key(key): (int(register["t"]), register["m"], register["o"], register)
         for key, register in document.get("traits", {}).items()
     }
+
+
+def trait_value(register: Mapping[str, Any]) -> Any:
+    """Return the value of a trait; :data:`REMOVED` if it is removed."""
+    value = register["v"]
+    # Most are. No other type is always what it was, and a removed trait has none of them.
+    if type(value) in _UNCHANGED:
+        return value
+    return REMOVED if "x" in register else decode_value(register)
 
 
 # ------------------------------------------------------------------------------------------- events

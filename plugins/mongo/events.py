@@ -5,7 +5,7 @@ that also changes profiles."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import pymongo
@@ -13,7 +13,7 @@ from bson.datetime_ms import DatetimeMS
 from bson.objectid import ObjectId
 from pymongo.errors import OperationFailure, PyMongoError
 
-from engage.api import Event, EventFilter, Page
+from engage.api import ERASED, Event, EventFilter, Page
 
 from .connection import Connection
 from .documents import any_of, decode_event, event_id, is_text, of_origin
@@ -46,6 +46,9 @@ _TEXTS: Final = {
 }
 #: Characters of the beginning of a text that the server compares. MongoDB's limit is 32 KiB.
 _MAX_PATTERN: Final = 1000
+#: The type of the document that an erased event leaves. It has an empty body, and expires as the
+#: event would have.
+_ERASED: Final = "erased"
 #: The times that BSON can have.
 _TIMES: Final = (-(2**63), 2**63 - 1)
 
@@ -63,7 +66,23 @@ class Events:
             return None
         with self._connection.calling() as db:
             found = await db[EVENTS].find_one({"_id": key})
-        return None if found is None else decode_event(found)
+        event = None if found is None else decode_event(found)
+        return None if event is None or event.body == ERASED else event
+
+    async def erase(self, events: Sequence[Event]) -> int:
+        """Erase events, and return how many were stored; see :meth:`ErasureStore.erase_events`."""
+        ids = [key for one in events if is_text(key := event_id(*one.identity))]
+        fields = {"_seq": 1, "workspaceId": 1, "receivedAt": 1}
+        with self._connection.calling() as db:
+            statements = []
+            for chunk in self._connection.chunks(ids):
+                async for one in db[EVENTS].find(
+                    {"_id": any_of(chunk), "type": {"$ne": _ERASED}}, fields
+                ):
+                    left = {**one, "timestamp": one["receivedAt"], "type": _ERASED}
+                    statements.append({"q": {"_id": one["_id"]}, "u": {**left, "_raw": ERASED}})
+            await self._connection.update(EVENTS, statements)
+        return len(statements)
 
     async def stored(self, ids: Sequence[str]) -> dict[str, tuple[Event, str | None]]:
         """Return the stored events among these ids: id → event, and its mark if it has one. To be
@@ -82,8 +101,26 @@ class Events:
             return Page((), None)
         query = arrived_after({**fields, **({"receivedAt": bounds} if bounds else {})}, after)
         with self._connection.calling(scan=True) as db:
-            items, last = await read_page(db[EVENTS].find(query).sort(ARRIVAL), limit, _sized)
-        return Page(items, None if last is None else cursor_of(last))
+            if wanted.ids is not None:
+                return await self._some(db, query, wanted.ids, limit)
+            return await _page(db[EVENTS].find(query).sort(ARRIVAL), limit)
+
+    async def _some(
+        self, db: Any, query: Mapping[str, Any], ids: Collection[str], limit: int
+    ) -> Page[Event]:
+        """Return a page of the events of some ids, which looks at a bounded number of events."""
+        known = {"$in": [one for one in ids if is_text(one)]}
+        of_ids = {"$or": [{"userId": known}, {"userId": None, "anonymousId": known}]}
+        conditions: list[Mapping[str, Any]] = [query, of_ids]
+        cursor = db[EVENTS].find(query, {"_id": 0, "receivedAt": 1, "_seq": 1}).sort(ARRIVAL)
+        ends = await cursor.skip(_WINDOWS[-1] - 1).limit(1).to_list(None)
+        for end in ends:
+            received, seq = place_of(end)
+            earlier = {"receivedAt": {"$lt": received}}
+            conditions.append({"$or": [earlier, {"receivedAt": received, "_seq": {"$lte": seq}}]})
+        page = await _page(db[EVENTS].find({"$and": conditions}).sort(ARRIVAL), limit)
+        more = page.cursor or (cursor_of(ends[0]) if ends else None)
+        return Page(page.items, more)
 
     async def recent(
         self, wanted: EventFilter, *, before: str | None = None, limit: int
@@ -111,8 +148,7 @@ class Events:
 
     async def _newest(self, db: Any, query: Mapping[str, Any], limit: int) -> Page[Event]:
         cursor = db[EVENTS].find(query).sort(NEWEST_FIRST)
-        items, last = await read_page(cursor, limit, _sized)
-        return Page(items, None if last is None else cursor_of(last))
+        return await _page(cursor, limit)
 
     async def _of_user(
         self, db: Any, fields: Mapping[str, Any], place: Mapping[str, Any], limit: int
@@ -126,12 +162,11 @@ class Events:
                     return None
                 # Without the hint, the server may search all events for those of the user.
                 cursor = db[EVENTS].find({**fields, **place}).sort(NEWEST_FIRST)
-                items, last = await read_page(cursor.hint(list(BY_USER.items())), limit, _sized)
+                return await _page(cursor.hint(list(BY_USER.items())), limit)
         except PyMongoError as error:
             if isinstance(error, OperationFailure) or error.timeout:
                 return None
             raise
-        return Page(items, None if last is None else cursor_of(last))
 
     async def _in_windows(
         self,
@@ -230,6 +265,13 @@ def _bounds(wanted: EventFilter) -> dict[str, Any]:
         for name, time in times.items()
         if time is not None
     }
+
+
+async def _page(cursor: Any, limit: int) -> Page[Event]:
+    """Return a page of events in the order of a cursor of the driver, without those erased."""
+    items, last = await read_page(cursor, limit, _sized)
+    found = [one for one in items if one.body != ERASED]
+    return Page(found, None if last is None else cursor_of(last))
 
 
 def _sized(document: Mapping[str, Any]) -> tuple[Event, int]:

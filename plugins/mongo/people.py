@@ -18,7 +18,6 @@ from typing import Any, Final
 from bson.datetime_ms import DatetimeMS
 
 from engage.api import (
-    REMOVED,
     GroupProfile,
     Kind,
     Page,
@@ -26,6 +25,7 @@ from engage.api import (
     Registers,
     UserProfile,
     Version,
+    Versioned,
     VisitorProfile,
     merge,
     visitor_of,
@@ -41,6 +41,7 @@ from .documents import (
     link_version,
     registers_of,
     scoped_id,
+    trait_value,
     version_of,
 )
 from .paging import beyond, id_after, read_page
@@ -124,6 +125,18 @@ class People:
                     break
         return found
 
+    async def links_to(self, workspace_id: str, anonymous_id: str) -> list[tuple[str, int]]:
+        """Return the links to an anonymous id that count; see :meth:`ErasureStore.links_to`."""
+        if not is_text(anonymous_id):
+            return []
+        of_id: dict[str, Any] = {"workspaceId": workspace_id, "anonymousId": anonymous_id}
+        with self._connection.calling() as db:
+            cursor = db[LINKS].find({**of_id, **_COUNTS}, _LINK).sort([("first", 1), ("user", 1)])
+            links = await cursor.limit(BATCH).to_list(None)
+        start = len(scoped_id(workspace_id, ""))
+        versions = [(link["user"][start:], link_version(link)) for link in links]
+        return [(user, max(0, first[0])) for user, first in versions if first is not None]
+
     async def owners(self, workspace: str, names: Collection[str]) -> dict[str, str]:
         """Return the user, of those that exist, that each anonymous id belongs to.
 
@@ -145,13 +158,10 @@ class People:
             if (version := link_version(link)) is not None:
                 links.setdefault(link["user"], []).append((version, link["anonymousId"]))
         names = {name for found in links.values() for _, name in found}
-        firsts, (existing, visitors) = await asyncio.gather(
-            self._first_links(workspace, names),
-            # A choice makes a user exist only if the id has no visitor.
-            self._known(
-                workspace, names | {one["userId"] for one in documents if "createdAt" not in one}
-            ),
-        )
+        # A choice makes a user exist only if the id has no visitor.
+        chosen = {one["userId"] for one in documents if "createdAt" not in one}
+        existing, visitors = await self._known(workspace, names | chosen)
+        firsts = await self._first_links(workspace, names & visitors)
         people = []
         for document in documents:
             if _exists(document, visitors):
@@ -210,13 +220,16 @@ class People:
         self, kind: Kind, documents: Sequence[Mapping[str, Any]], trait: str | None = None
     ) -> list[Registers]:
         """Return what is stored, with the memberships."""
-        groups: dict[str, dict[str, tuple[Version, bool]]] = {}
+        groups: dict[str, dict[str, Versioned]] = {}
         place, owner = PLACES[kind], kind.value
         fields = {owner: 1, "groupId": 1, "assigned": 1}
         ids = [one["_id"] for one in documents] if trait is None else []
         for one in await self._connection.read(place.memberships, ids, fields, by=owner):
-            register = (version_of(one["assigned"]), one["assigned"]["v"])
-            groups.setdefault(one[owner], {})[one["groupId"]] = register
+            register = one["assigned"]
+            groups.setdefault(one[owner], {})[one["groupId"]] = (
+                *version_of(register),
+                register["v"],
+            )
         found = []
         for one in documents:
             times = [int(one[name]) for name in _TIMES if name in one]
@@ -227,6 +240,7 @@ class People:
                     updated_at=max(times),
                     traits=registers_of(one),
                     groups=groups.get(one["_id"], {}),
+                    decode=trait_value,
                 )
             )
         return found
@@ -276,7 +290,7 @@ class People:
             GroupProfile(
                 workspace_id=workspace,
                 group_id=one["groupId"],
-                traits={n: v for n, (_, v) in registers_of(one).items() if v is not REMOVED},
+                traits={n: trait_value(found) for n, (*_, found) in registers_of(one).items()},
             )
             for one in documents
         ]
@@ -318,7 +332,8 @@ class People:
 
     # ------------------------------------------------------------------------------- expiring
     async def expire(self, before: int, *, limit: int) -> int:
-        """Delete visitors that belong to nobody and were not changed since, and return how many.
+        """Delete visitors that belong to nobody, made no choice and were not changed since, and
+        return how many.
         A call that reaches the limit is continued by the next one."""
         bounds = {"changedAt": {"$lt": DatetimeMS(before)}}
         fields = {"workspaceId": 1, "anonymousId": 1, "changedAt": 1}
@@ -328,11 +343,18 @@ class People:
                 cursor = db[VISITORS].find({"$and": [bounds, *self._expired]}, fields)
                 cursor = cursor.sort([("changedAt", 1), ("_id", 1)]).limit(BATCH)
                 documents = await cursor.to_list(None)
-                owned: set[str] = set()
+                # A choice would be lost for a later user.
+                choosers = await self._connection.read(
+                    USERS,
+                    [one["_id"] for one in documents],
+                    {"_id": 1},
+                    firstChoiceAt={"$exists": True},
+                )
+                kept = {one["_id"] for one in choosers}
                 for workspace, part in _parts(sorted(documents, key=lambda one: one["_id"])):
                     owners = await self.owners(workspace, [one["anonymousId"] for one in part])
-                    owned.update(scoped_id(workspace, name) for name in owners)
-                old = [one for one in documents if one["_id"] not in owned][: limit - deleted]
+                    kept.update(scoped_id(workspace, name) for name in owners)
+                old = [one for one in documents if one["_id"] not in kept][: limit - deleted]
                 deleted += await self._delete([one["_id"] for one in old], bounds)
             if deleted < limit and len(documents) < BATCH:
                 self._expired = []

@@ -16,15 +16,27 @@ from engage.api import REMOVED, Change, Event, Kind, ProfileLimits, Version, cha
 
 from .changes import FoldedChanges, StoredState
 from .connection import Connection
-from .documents import any_of, in_workspace, link_version, pair_id, registers_of, scoped_id
+from .documents import (
+    any_of,
+    below,
+    in_workspace,
+    link_version,
+    pair_id,
+    registers_of,
+    scoped_id,
+    trait_value,
+)
 from .identifiers import StoredClaims
-from .schema import PLACES, USERS, VISITOR_MEMBERSHIPS, VISITORS
+from .schema import LINKS, META, PLACES, USERS, VISITOR_MEMBERSHIPS, VISITORS
 
 _log = logging.getLogger("engage.storage.mongo")
 
 #: How many durable links, and how many durable claims, are remembered: most events of a visitor
 #: then need no look-up of the link, and not each identify call writes its claim again.
 _MAX_KNOWN: Final = 100_000
+
+#: Seconds between two looks at the number of erased profiles.
+ERASURES_SECONDS: Final = 1.0
 
 #: Seconds after which the visitors of a workspace are counted again. With those that housekeeping
 #: waits, the number is five seconds old at most.
@@ -53,6 +65,10 @@ class Profiles:
         self._growing: set[str] = set()
         self._full: set[str] = set()
         self._count_at = 0.0
+        #: How many profiles were erased from the store when that was last looked up, and when it is
+        #: looked up again.
+        self._erased = 0
+        self._look_at = 0.0
 
     # -------------------------------------------------------------------------------- changes
     def forget(self) -> None:
@@ -61,6 +77,40 @@ class Profiles:
         self._links.clear()
         self._claims.clear()
         self._full.clear()
+
+    async def look_for_erasures(self) -> None:
+        """Forget the remembered links and claims if a profile was erased, by any process: it had
+        some of them. That is looked up once a second. To be called within
+        :meth:`Connection.calling`."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return
+        self._look_at = now + ERASURES_SECONDS
+        if not (self._links or self._claims):
+            return
+        found = await self._connection.db[META].find_one({"_id": "erasures"})
+        erased = 0 if found is None else found["count"]
+        if erased != self._erased:
+            self._erased = erased
+            self.forget()
+
+    async def erase(self, workspace_id: str, kind: Kind, name: str) -> bool:
+        """Erase a user or a visitor, and return whether there was one. To be called within
+        :meth:`Connection.calling`."""
+        key, place, db = scoped_id(workspace_id, name), PLACES[kind], self._connection.db
+        # What has the id of the profile in it is deleted first: a crash leaves the rest.
+        whose = {"_id": below(pair_id(workspace_id, name, "").removesuffix(":"))}
+        async with self._connection.updating:
+            for collection in (place.memberships, place.claims):
+                of_kind = whose if kind is Kind.USER else {"visitor": key}
+                await db[collection].delete_many(of_kind)
+            if kind is Kind.USER:
+                await db[LINKS].delete_many({"user": key})
+            done = await db[place.subjects].delete_many({"_id": key})
+            # The next write of each process forgets what it remembers of the profile.
+            await db[META].update_one({"_id": "erasures"}, {"$inc": {"count": 1}}, upsert=True)
+        self._look_at = 0.0
+        return bool(done.deleted_count)
 
     def changes(self, event: Event) -> tuple[Change, ...]:
         """Return the changes of an event; nothing if it only makes links that are known."""
@@ -111,10 +161,11 @@ class Profiles:
                 names = declared.get(document["workspaceId"], ())
                 found[document["_id"]] = {
                     trait: (
-                        version,
+                        (at, message_id, origin),
                         0 if value is REMOVED else self._limits.size(trait, value, names),
                     )
-                    for trait, (version, value) in registers_of(document).items()
+                    for trait, (at, message_id, origin, one) in registers_of(document).items()
+                    for value in (trait_value(one),)
                 }
                 claims.add(document)
         wanted = folded.wanted_claims(kind, claims)

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import shlex
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
@@ -17,8 +18,10 @@ from engage.api import (
     CountStore,
     DeadLetter,
     DeadLetterStore,
+    ErasureStore,
     Event,
     EventStore,
+    Kind,
     Outcome,
     ProfileStore,
     RecordStore,
@@ -35,11 +38,11 @@ from engage.api import (
 from .connection import CLOSE_SECONDS, Connection
 from .counts import Counts
 from .dead_letters import DeadLetters
-from .documents import Sequencer
+from .documents import Sequencer, is_text
 from .events import Events
 from .identifiers import Identifiers, declared_traits
 from .people import People
-from .profiles import Profiles
+from .profiles import ERASURES_SECONDS, Profiles
 from .records import Records
 from .schema import META, Preparation, Schema
 from .subscriptions import Subscriptions
@@ -84,6 +87,7 @@ class MongoStorage(
     DeadLetterStore,
     RecordStore,
     CountStore,
+    ErasureStore,
     VerifiableStore,
 ):
     """The storage that keeps everything in one MongoDB database."""
@@ -183,6 +187,15 @@ class MongoStorage(
         await self._connection.close()
         self._preparation.forget()
         self._profiles.forget()
+
+    def backup_commands(self) -> tuple[str, str]:
+        hosts, _, database = self._connection.name.rpartition("/")
+        there, everything = shlex.quote(hosts), shlex.quote(f"{database}.*")
+        archive = "--gzip --archive=engage.archive.gz"
+        return (
+            f"mongodump --uri {there} --db {shlex.quote(database)} {archive}",
+            f"mongorestore --uri {there} --nsInclude {everything} {archive}",
+        )
 
     async def check(self) -> None:
         await self._ready()
@@ -286,6 +299,25 @@ class MongoStorage(
     records_version = _once_ready("_records", Records.version)
     delete_record = _once_ready("_records", Records.delete)
     expire_records = _once_ready("_records", Records.expire)
+
+    erase_events = _once_ready("_events", Events.erase)
+    reapply = _once_ready("_writer", Writer.reapply)
+    links_to = _once_ready("_people", People.links_to)
+    erase_choices = _once_ready("_subscriptions", Subscriptions.erase)
+    erase_suppressions = _once_ready("_suppressions", Suppressions.erase)
+
+    async def erase_profile(self, workspace_id: str, kind: Kind, name: str) -> bool:
+        await self._ready()
+        if not is_text(name):
+            return False
+        with self._connection.calling():
+            return await self._profiles.erase(workspace_id, kind, name)
+
+    async def settle(self) -> bool:
+        await self._ready()
+        # The other processes look for erasures in time, and a write that had begun has ended.
+        await asyncio.sleep(ERASURES_SECONDS + self._connection.timeout)
+        return False
 
     put_counts = _once_ready("_counts", Counts.put)
     counts = _once_ready("_counts", Counts.sums)

@@ -30,7 +30,7 @@ from engage.api import (
 )
 
 from .connection import BATCH, DUPLICATE, MAX_ATTEMPTS, Connection
-from .documents import Sequencer, any_of, escape_key, in_workspace, scoped_id, unescape_key
+from .documents import Sequencer, any_of, escape_key, in_workspace, is_text, scoped_id, unescape_key
 from .paging import read_page
 from .people import STEP, People
 from .profiles import Profiles
@@ -185,6 +185,25 @@ class Subscriptions:
             # Two users with one change id at the same moment: the history keeps both records.
             entry["_id"] = f"{key}\0{document['userId']}"
             await self._connection.insert(HISTORY, [bson.encode(entry)])
+
+    async def erase(self, workspace_id: str, name: str, pseudonym: str) -> tuple[int, int]:
+        """Erase the choices of an id; see :meth:`ErasureStore.erase_choices`."""
+        if not is_text(name):
+            return 0, 0
+        whose = {"workspaceId": workspace_id, "userId": name}
+        gone = {"secret": "", "userAgent": "", "address": ""}
+        with self._connection.calling() as db:
+            document = await self._document(scoped_id(workspace_id, name))
+            if document is not None and "pending" in document:
+                await self._copy(document, document["pending"])
+            query = {**whose, "records": {"$ne": []}}
+            records = [len(one["records"]) async for one in db[HISTORY].find(query, {"records": 1})]
+            update = {"$set": {"userId": pseudonym}, "$unset": gone}
+            async with self._connection.updating:
+                await db[HISTORY].update_many(whose, update)
+                if document is not None:
+                    await db[SUBSCRIPTIONS].delete_many({"_id": document["_id"]})
+        return len((document or {"choices": ()})["choices"]), sum(records)
 
     # ----------------------------------------------------------------------------- later
     @property

@@ -3,7 +3,8 @@
 
 Each is one document. ``rank`` orders those of one ``_id``: twice the time, and one more for a
 suppression that is not lifted. A document is inserted, and replaced only by one of a greater rank.
-It is never deleted.
+It is deleted only
+when a person is erased.
 """
 
 from __future__ import annotations
@@ -60,6 +61,15 @@ class Suppressions:
                 query = {"_id": below(path_id(workspace_id, *address)), "lifted": False}
                 found += [_decode(one) async for one in db[SUPPRESSIONS].find(query)]
         return found
+
+    async def erase(self, workspace_id: str, addresses: Collection[tuple[str, str]]) -> int:
+        """Delete the suppressions of addresses (channel, address), and return how many."""
+        deleted = 0
+        with self._connection.calling() as db:
+            for address in addresses:
+                query = {"_id": below(path_id(workspace_id, *address))}
+                deleted += (await db[SUPPRESSIONS].delete_many(query)).deleted_count
+        return deleted
 
     async def scan(
         self, workspace_id: str | None, *, after: str | None, limit: int

@@ -24,7 +24,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
-from engage.api import Change, Event, Outcome, Status, StorageUnavailable
+from engage.api import Change, Event, Outcome, Status, StorageUnavailable, changes_of
 
 from .connection import DUPLICATE, Connection
 from .documents import Sequencer, UnstorableError, any_of, encode_event, event_id
@@ -135,11 +135,12 @@ class Batch:
         for index, reason in self._refused.items():
             outcomes[index] = Outcome(Status.REFUSED, reason=reason)
         for position in self.duplicates:
-            body = self.present[self.ids[position]][0].body
-            outcomes[self._positions[position]] = Outcome(Status.DUPLICATE, stored=body)
+            stored = self.present[self.ids[position]][0].body
+            outcomes[self._positions[position]] = Outcome(Status.DUPLICATE, stored=stored)
         for index, first in self._repeats:
             before = outcomes[self._positions[first]]
-            body = before.stored or self._events[self._positions[first]].body
+            own = self._events[self._positions[first]].body
+            body = own if before.stored is None else before.stored
             outcomes[index] = Outcome(Status.DUPLICATE, stored=body)
         return outcomes
 
@@ -179,6 +180,8 @@ class Writer:
 
     async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
         """Store events; see :meth:`EventStore.write`."""
+        with self._connection.calling():
+            await self._profiles.look_for_erasures()
         self._writes += 1
         mark = f"{self._process}.{self._writes}"
         batch = Batch(events, self._profiles.changes, self._sequence, mark)
@@ -199,6 +202,14 @@ class Writer:
             for index, outcome in zip(repeats, later, strict=True):
                 outcomes[index] = outcome
         return outcomes
+
+    async def reapply(self, events: Sequence[Event]) -> None:
+        """Apply the changes of stored events again."""
+        self._profiles.forget()
+        changes = [(event, changes_of(event)) for event in events]
+        with self._connection.calling():
+            async with self._changing:
+                await self._profiles.apply(self._profiles.fold(changes))
 
     def complete_later(self) -> None:
         """Have marked events completed as soon as the server answers, and again when a call that

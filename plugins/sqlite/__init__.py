@@ -9,6 +9,7 @@
 ``engine.py``         the operations of the writer: a transaction for each
 ``batch.py``          the events of one write, and the outcome of each
 ``transactions.py``   the writing connection: opening, transactions, failures, recovery
+``backup.py``         one file with all of a store, and a store made of one
 ``checkpoint.py``     copies the write-ahead log into the file
 ``keys/``             which events are stored, by their keys
 ``tables/``           the rows of each table

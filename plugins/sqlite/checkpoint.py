@@ -41,8 +41,10 @@ _ROUNDS: Final = 4
 FORCED_CHECKPOINT_BYTES: Final = 256 * 1024 * 1024
 #: Size in bytes to which SQLite cuts the file of the WAL when a new log begins. It reuses the rest.
 KEPT_WAL_BYTES: Final = 64 * 1024 * 1024
-#: Seconds that a forced checkpoint waits for readers, and writers wait for it.
+#: Seconds that the writer waits for the thread.
 FORCED_CHECKPOINT_WAIT: Final = 1.0
+#: Seconds that a checkpoint waits for readers, and writers wait for it.
+READERS_WAIT: Final = 0.2
 #: Seconds between checkpoints: while a reader prevents one, an attempt at each write is of no use.
 CHECKPOINT_PAUSE: Final = 1.0
 #: Bytes of the log that are written again at once.
@@ -114,6 +116,8 @@ class Checkpoints:
         self._log = settings.path + "-wal"
         self._index = WalIndex(settings.path)
         self._not_before = 0.0
+        #: Size of the log from which the writer waits for readers.
+        self._forced_from = FORCED_CHECKPOINT_BYTES
         self._copying: _Copying | None = None
         self._rounds = 0
 
@@ -131,8 +135,10 @@ class Checkpoints:
         except OSError:
             return
         if copying is not None:
-            # Otherwise the log might grow faster than it is copied.
-            copying.join(FORCED_CHECKPOINT_WAIT if size >= FORCED_CHECKPOINT_BYTES else 0)
+            # Otherwise the log might grow faster than it is copied. One that a reader has made long
+            # takes long to copy, without growing faster.
+            grown = size - max(copying.size - CHECKPOINT_BYTES, 0)
+            copying.join(FORCED_CHECKPOINT_WAIT if grown >= FORCED_CHECKPOINT_BYTES else 0)
             if not copying.is_alive():
                 self._copied(db, copying, size)
         elif size >= CHECKPOINT_BYTES:
@@ -158,8 +164,12 @@ class Checkpoints:
                 return
             alive = self._settings.alive
             done = beside(alive, run, db, "PASSIVE", 0)
-            if not done and size >= FORCED_CHECKPOINT_BYTES:
-                beside(alive, run, db, "RESTART", FORCED_CHECKPOINT_WAIT)
+            if not done and size >= self._forced_from:
+                done = beside(alive, run, db, "RESTART", READERS_WAIT)
+                # A reader that stays, such as a backup, is not waited for all the time.
+                self._forced_from = size + CHECKPOINT_BYTES
+            if done:
+                self._forced_from = FORCED_CHECKPOINT_BYTES
         finally:
             if self._copying is None:
                 self._rounds = 0

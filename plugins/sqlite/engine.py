@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from engage.api import (
@@ -24,7 +24,7 @@ from engage.api import (
     Suppression,
 )
 
-from . import schema
+from . import checkpoint, schema
 from .batch import Batch
 from .connection import Settings, is_text, key_of, translating_errors
 from .tables import counts, dead_letters, events, people, records, subscriptions, suppressions
@@ -177,6 +177,63 @@ class Engine(Transactions):
         with translating_errors(self.settings.path), self._transaction(needs_space=False) as db:
             return people.delete_visitors(db, visitors, before)
 
+    # ------------------------------------------------------------------------------ erasing
+    @contextlib.contextmanager
+    def _erasing(self) -> Iterator[sqlite3.Connection]:
+        """A transaction that overwrites what it deletes, also on pages that become free."""
+        with translating_errors(self.settings.path), self._transaction(needs_space=False) as db:
+            db.execute("PRAGMA secure_delete = ON")
+            try:
+                yield db
+            finally:
+                with contextlib.suppress(sqlite3.Error):
+                    db.execute("PRAGMA secure_delete = FAST")
+
+    def erase_events(self, keys: Sequence[bytes]) -> int:
+        """Erase events; see :meth:`ErasureStore.erase_events`."""
+        with self._erasing() as db:
+            if not self.keys.is_taken_over:
+                self.keys.take_over(db)
+            return events.erase(db, self.keys.candidates(db, set(keys)))
+
+    def erase_profile(self, workspace_id: str, kind: int, name: str) -> bool:
+        """Erase a user or a visitor, and return whether there was one."""
+        self._profiles.forget_links()
+        with self._erasing() as db:
+            return people.erase(db, workspace_id, kind, name)
+
+    def erase_choices(self, workspace_id: str, name: str, pseudonym: str) -> tuple[int, int]:
+        """Erase choices, and return how many choices and records there were."""
+        with self._erasing() as db:
+            return subscriptions.erase(db, workspace_id, name, pseudonym)
+
+    def erase_suppressions(self, workspace_id: str, addresses: Sequence[tuple[str, str]]) -> int:
+        """Erase suppressions, and return how many."""
+        with self._erasing() as db:
+            return suppressions.erase(db, workspace_id, addresses)
+
+    def reapply(self, rows: Sequence[events.Row]) -> None:
+        """Apply the changes of stored events again."""
+        batch = Batch(rows)
+        with translating_errors(self.settings.path), self._transaction() as db:
+            applied = self._profiles.apply(db, batch.changes(batch.rows, lambda *_: False))
+        self._profiles.remember_links(applied)
+
+    def empty_log(self) -> bool:
+        """Copy all of the log into the file and empty it, and return whether that was possible: a
+        reader such as a backup may prevent it."""
+        with translating_errors(self.settings.path):
+            try:
+                db = self._connected()
+                self._checkpoints.wait()
+                alive = self.settings.alive
+                return checkpoint.beside(
+                    alive, checkpoint.run, db, "TRUNCATE", checkpoint.FORCED_CHECKPOINT_WAIT
+                )
+            except BaseException as error:
+                self._failed(error)
+                raise
+
     # ---------------------------------------------------- subscriptions and dead letters
     def apply_all(self, changes: Sequence[SubscriptionChange]) -> list[dict[str, bool]]:
         """Apply changes of choices, and return after each all choices of the person."""
@@ -195,7 +252,7 @@ class Engine(Transactions):
 
     def remove(self, workspace_id: str, ids: Sequence[str]) -> int:
         """Delete dead letters, and return how many existed."""
-        with translating_errors(self.settings.path), self._transaction(needs_space=False) as db:
+        with self._erasing() as db:
             return dead_letters.remove(db, workspace_id, ids)
 
     def expire_dead_letters(self, before: int, limit: int) -> int:

@@ -3,26 +3,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import dataclasses
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import orjson
 
 from engage.api import (
+    Backup,
+    BackupStore,
     BudgetUse,
     Count,
     CountStore,
     CountSum,
     DeadLetter,
     DeadLetterStore,
+    ErasureStore,
     Event,
     EventFilter,
     EventStore,
     GroupProfile,
     Helper,
+    Kind,
+    OnBytes,
     Outcome,
     Page,
     ProfileStore,
@@ -43,10 +51,12 @@ from engage.api import (
     VisitorProfile,
 )
 
-from . import verification
+from . import backup, verification
 from .connection import Settings, is_text, key_of
 from .reader import Reader
 from .tables import counts, dead_letters, events, people, records, subscriptions, suppressions
+from .tables.changes import KINDS
+from .tables.events import row_of
 from .worker_thread import WorkerThread
 from .writer import operations
 from .writer.writer import Writer
@@ -65,6 +75,8 @@ class SqliteStorage(
     DeadLetterStore,
     RecordStore,
     CountStore,
+    BackupStore,
+    ErasureStore,
     VerifiableStore,
 ):
     """The storage that keeps everything in one SQLite file."""
@@ -368,6 +380,35 @@ class SqliteStorage(
     async def expire_records(self, kind: str, before: int, *, limit: int) -> int:
         return await self._writer.call(operations.EXPIRE_RECORDS, kind, before, limit)
 
+    # --------------------------------------------------------------------------- erasing
+    async def erase_events(self, events: Sequence[Event]) -> int:
+        keys = [key_of(*event.identity) for event in events]
+        return await self._writer.call(operations.ERASE_EVENTS, keys)
+
+    async def erase_profile(self, workspace_id: str, kind: Kind, name: str) -> bool:
+        if not is_text(name):
+            return False
+        return await self._writer.call(operations.ERASE_PROFILE, workspace_id, KINDS[kind], name)
+
+    async def links_to(self, workspace_id: str, anonymous_id: str) -> Sequence[tuple[str, int]]:
+        return await self._read(people.links_to, workspace_id, anonymous_id)
+
+    async def erase_choices(self, workspace_id: str, name: str, pseudonym: str) -> tuple[int, int]:
+        if not is_text(name):
+            return 0, 0
+        return await self._writer.call(operations.ERASE_CHOICES, workspace_id, name, pseudonym)
+
+    async def erase_suppressions(
+        self, workspace_id: str, addresses: Collection[tuple[str, str]]
+    ) -> int:
+        return await self._writer.call(operations.ERASE_SUPPRESSIONS, workspace_id, list(addresses))
+
+    async def reapply(self, events: Sequence[Event]) -> None:
+        await self._writer.call(operations.REAPPLY, [*map(row_of, events)])
+
+    async def settle(self) -> bool:
+        return await self._writer.call(operations.EMPTY_LOG)
+
     # -------------------------------------------------------------------------- counters
     async def put_counts(self, counts: Sequence[Count]) -> None:
         if counts:
@@ -397,6 +438,30 @@ class SqliteStorage(
 
     async def expire_counts(self, step: int, before: int, *, limit: int) -> int:
         return await self._writer.call(operations.EXPIRE_COUNTS, step, before, limit)
+
+    # --------------------------------------------------------------------------- backups
+    def back_up(self, target: Path, *, without: Collection[str], on_bytes: OnBytes) -> Backup:
+        return backup.back_up(self._settings, target, without, on_bytes)
+
+    def restore(
+        self,
+        source: Path,
+        *,
+        prepare: Callable[[EventStore, Backup], Awaitable[None]],
+        on_bytes: OnBytes,
+    ) -> Backup:
+        async def change(path: Path, found: Backup) -> None:
+            settings = dataclasses.replace(self._settings, path=str(path), writer="thread")
+            store = SqliteStorage(settings)
+            try:
+                await store.open(create=True)
+                await prepare(store, found)
+            finally:
+                await store.close()
+
+        with backup.restoring(self._settings, source, on_bytes) as (path, found):
+            asyncio.run(change(path, found))
+        return found
 
     # ---------------------------------------------------------------------- verification
     def problems(self) -> AsyncIterator[StoreProblem | int]:

@@ -35,9 +35,6 @@ LOCK_PAUSE: Final = 0.0005
 #: reads a page of a slow disk, this is less than a second; a small write has fewer.
 PROGRESS_STEPS: Final = 1000
 
-#: Seconds that the checkpoint after an error of the disk, or a killed writer, waits for readers.
-_READERS_WAIT: Final = 0.2
-
 #: The part of a call's time that may be spent on waiting for a lock: the caller then gets the
 #: reason, instead of a call that took too long.
 _LOCK_SHARE: Final = 0.75
@@ -239,7 +236,7 @@ class Transactions(FileConnection):
         # Also after a killed writer: it may have met an error that no one saw.
         self._checkpoints.forget_copied()
         alive = self.settings.alive
-        if not checkpoint.beside(alive, checkpoint.run, db, "TRUNCATE", _READERS_WAIT):
+        if not checkpoint.beside(alive, checkpoint.run, db, "TRUNCATE", checkpoint.READERS_WAIT):
             # A reader, for example a backup, may prevent it for minutes.
             self._begin(db)
             try:

@@ -9,9 +9,8 @@ import pytest
 
 from engage.console.application import ROUTES
 from support import console_data
-from support.browser import WEB, Browser
+from support.axe import accessible
 from support.console_data import USER, letters, pages
-from support.node import node_project
 from support.operator import Operator
 from support.server_process import Server
 
@@ -20,38 +19,16 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 PAGES = list(console_data.pages(""))
 WIDE, NARROW = 1280, 320
 
-#: Returns what axe-core finds as lines.
-AXE = """
-const done = arguments[arguments.length - 1];
-const why = (node) => [...node.any, ...node.all, ...node.none].map((one) => one.message)[0];
-axe.run(document, {resultTypes: ["violations"]}).then(
-  (found) => done(found.violations.flatMap((rule) => rule.nodes.map(
-    (node) => `${rule.id}: ${node.target} ${why(node)}`))),
-  (error) => done([String(error)]));
-"""
-
 
 @pytest.fixture(scope="module")
 def paths(console: Server) -> dict[str, str]:
     return pages(letters(console)[0])
 
 
-@pytest.fixture(scope="module")
-def axe() -> str:
-    return (node_project(WEB) / "node_modules/axe-core/axe.min.js").read_text("utf-8")
-
-
-def accessible(browser: Browser, axe: str) -> list[str]:
-    """Return what axe-core finds on a page."""
-    browser.run(axe)
-    found: list[str] = browser.driver.execute_async_script(AXE)
-    return found
-
-
 def test_each_page_of_the_route_table_is_visited() -> None:
     shown = {path.partition("?")[0] for path in pages("x").values()}
     others = {
-        *("event.json", "live.json", "overview.json", "events.ndjson", "healthz"),
+        *("event.json", "live.json", "overview.json", "events.ndjson", "user.ndjson", "healthz"),
         *("letter/check", "letter/replay", "link", "login", "logout"),
     }
     assert {route.lstrip("/") for route in ROUTES} == shown | others
@@ -59,7 +36,7 @@ def test_each_page_of_the_route_table_is_visited() -> None:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_is_accessible_in_both_themes_and_at_both_widths(
-    operator: Operator, paths: dict[str, str], axe: str, name: str
+    operator: Operator, paths: dict[str, str], name: str
 ) -> None:
     found = {}
     for theme in ("light", "dark"):
@@ -71,7 +48,7 @@ def test_a_page_is_accessible_in_both_themes_and_at_both_widths(
             operator.browser.run(
                 "for (const one of document.querySelectorAll('details')) one.open = true"
             )
-            found[theme, width] = accessible(operator.browser, axe)
+            found[theme, width] = accessible(operator.browser)
             if width == NARROW:
                 overflow = operator.browser.run(
                     "return document.documentElement.scrollWidth - innerWidth"
@@ -81,22 +58,22 @@ def test_a_page_is_accessible_in_both_themes_and_at_both_widths(
 
 
 @pytest.mark.parametrize("path", ["login", "link?t=x"])
-def test_the_pages_for_signing_in_are_accessible(operator: Operator, axe: str, path: str) -> None:
+def test_the_pages_for_signing_in_are_accessible(operator: Operator, path: str) -> None:
     operator.browser.cdp("Network.clearBrowserCookies")
     for theme in ("light", "dark"):
         operator.media(prefers_color_scheme=theme)
         operator.size(NARROW)
         operator.open(path)
         assert "Sign in" in operator.text()
-        assert accessible(operator.browser, axe) == []
+        assert accessible(operator.browser) == []
 
 
-def test_an_open_row_is_accessible(operator: Operator, axe: str) -> None:
+def test_an_open_row_is_accessible(operator: Operator) -> None:
     for path in ("live", "user?id=" + USER):
         operator.open(path)
         operator.one("tr.row a").click()
         operator.until(lambda: operator.text("tr.detail"))
-        assert accessible(operator.browser, axe) == []
+        assert accessible(operator.browser) == []
 
 
 @pytest.mark.parametrize("name", PAGES)

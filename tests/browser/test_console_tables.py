@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from engage.pipeline.subscriptions import subscription_hash
+from engage.keys.links import subscription_hash
 from support import console_data
 from support.browser import Browser
 from support.console import signed_in
@@ -171,8 +171,13 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             server.post("/v1/batch", {"batch": [{**track, "type": name}]}, key="k" * 60)
             server.post("/v1/track", track, key=f"{number} unknown key {KEY_ID}")
         server.post("/v1/track", b"{" + b"x" * 900)
-        who = {"identifier": "+490", "identifier_key": "phone"}
-        signed = subscription_hash(server.secret, user_id=PEOPLE[0], workspace_id="acme", **who)
+        signed = subscription_hash(
+            server.secret,
+            user_id=PEOPLE[0],
+            workspace_id="acme",
+            identifier="+490",
+            identifier_key="phone",
+        )
         link = {"workspaceId": "acme", "identifier": "+490", "identifierKey": "phone"}
         for choice in (True, False):
             choices = {**link, "hash": signed, "changes": {GROUP: choice}}

@@ -40,7 +40,7 @@ from support.sqlite import config_file, open_store
 COMMANDS = [
     *("check", "console", "console-link", "console-logout", "console-password"),
     *("copy", "dead-letters check", "dead-letters replay", "export", "init", "load", "plugins"),
-    *("serve", "suppressions list", "suppressions remove", "tail"),
+    *("serve", "subscription-link", "suppressions list", "suppressions remove", "tail"),
     *("users remove-trait", "users show"),
     *("webhook-retry", "webhook-test", "webhook-url"),
 ]
@@ -108,7 +108,12 @@ def test_help_and_version_are_printed() -> None:
     assert result.exit_code == 0
     groups = re.findall(r"^(\S.*):\n((?:  .*\n)+)", result.stdout, re.MULTILINE)
     titles = [title for title, _ in groups]
-    assert titles == ["Options", "Set up and run", "Events and users", "Keys, webhooks and sign-in"]
+    assert titles == [
+        "Options",
+        "Set up and run",
+        "Events and users",
+        "Keys, webhooks and sign-in",
+    ]
     for command in COMMANDS:
         assert sum(f"  {command.split()[0]} " in lines for _, lines in groups) == 1
     assert "..." not in str(groups), "a summary that was cut"

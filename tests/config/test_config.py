@@ -22,6 +22,7 @@ from engage.config import (
     LogConfig,
     Logging,
     Plugins,
+    PreferencesPage,
     Quota,
     Rate,
     Retention,
@@ -550,6 +551,28 @@ def test_a_byte_order_mark_and_crlf_are_accepted(write: Any) -> None:
             " workspaces[0].subscription_groups[0].id; use a different one",
         ),
         (
+            MINIMAL
+            + '[[workspaces.subscription_groups]]\nid = "n"\nchannel = "c"\ntype = "opt_in"\n'
+            + "name = { German = 'Neues' }\n",
+            "workspaces[0].subscription_groups[0].name.German: must be the code of a language, such"
+            " as de or pt-BR",
+        ),
+        (
+            MINIMAL + '[workspaces.preferences_page]\ncolor = "#777777"\n',
+            "workspaces[0].preferences_page.color: its contrast to white is 4.48:1; use a darker"
+            " colour, of at least 4.5:1",
+        ),
+        (
+            MINIMAL + '[workspaces.preferences_page]\nimprint = "javascript:alert(1)"\n',
+            "workspaces[0].preferences_page.imprint: must be a URL that begins with https:// or"
+            ' http:// (it is "javascript:alert(1)")',
+        ),
+        (
+            MINIMAL + '[workspaces.preferences_page]\nprivacy = "https://a.example:0/"\n',
+            "workspaces[0].preferences_page.privacy: must name a host, and a port from 1 to 65535"
+            " if any",
+        ),
+        (
             MINIMAL + '[[workspaces.write_keys]]\nid = "a"\nkey = "${SECRET_KEY}"\n',
             "workspaces[0].write_keys[0].key: the environment variable SECRET_KEY is not set",
         ),
@@ -564,6 +587,25 @@ def test_a_wrong_config_is_refused(write: Any, text: str, line: str) -> None:
     found = refused(write(text))
     assert line in found
     assert "SECRET" not in "".join(found).replace("SECRET_KEY", "")
+
+
+def test_a_colour_of_just_enough_contrast_is_accepted(write: Any) -> None:
+    text = MINIMAL + '[workspaces.preferences_page]\ncolor = "#767676"\none_click = "channel"\n'
+    page = load(write(text)).workspaces[0].preferences_page
+    assert page == PreferencesPage(color="#767676", one_click="channel")
+
+
+@pytest.mark.parametrize(
+    ("name", "default"),
+    [
+        ('{ de = "Neues", en = "News" }', "News"),
+        ('{ fr = "Nouvelles", de = "Neues" }', "Nouvelles"),
+    ],
+)
+def test_a_group_may_have_a_name_in_each_language(write: Any, name: str, default: str) -> None:
+    group = '[[workspaces.subscription_groups]]\nid = "n"\nchannel = "c"\ntype = "opt_in"\n'
+    [found] = load(write(f"{MINIMAL}{group}name = {name}\n")).workspaces[0].subscription_groups
+    assert (found.name, found.names["de"]) == (default, "Neues")
 
 
 def test_a_limit_is_at_most_one_that_includes_it(write: Any) -> None:
@@ -703,9 +745,15 @@ def test_the_schema_of_workspaces_has_the_fields_of_the_dataclasses() -> None:
         ("subscription_groups", SubscriptionGroup, "items"),
         ("unsubscribes", Unsubscribes, "additionalProperties"),
     ):
+        # The names of a group are its `name`, if that is a table.
         assert set(workspace[key][inner]["properties"]) == {
-            field.name for field in dataclasses.fields(cls)
+            field.name for field in dataclasses.fields(cls) if field.name != "names"
         }
+    page = workspace["preferences_page"]["properties"]
+    assert set(page) == {field.name for field in dataclasses.fields(PreferencesPage)}
+    for name, schema in page.items():
+        if "default" in schema:
+            assert getattr(PreferencesPage(), name) == schema["default"]
 
 
 def test_the_examples_of_the_schema_are_valid_and_load(tmp_path: Path) -> None:

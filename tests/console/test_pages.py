@@ -6,6 +6,7 @@ from __future__ import annotations
 import html
 import re
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from engage.api import DeadLetter, DeadLetterStore, EventStore
+from engage.api import Backup, DeadLetter, DeadLetterStore, EventStore, RecordStore
+from engage.upkeep.audit import Actor
+from engage.upkeep.backups import record_backup
 from support.commands import run
 from support.console import CONSOLE, on_store, signed_in
 from support.server_process import KEY, Server, start_server
@@ -29,6 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 [[workspaces]]
 id = "pages"
 name = "Pages"
+protected_traits = ["tier"]
 [[workspaces.write_keys]]
 id = "site"
 key = "key-of-pages"
@@ -286,6 +290,35 @@ def test_the_storage_shows_its_numbers(server: Server, client: httpx.Client) -> 
     assert b"helper" in command.split(b"\0")
 
 
+def test_the_last_backup_is_shown(server: Server, client: httpx.Client, tmp_path: Path) -> None:
+    """One that is older than two days is a warning."""
+
+    def shown() -> tuple[dict[str, str], str]:
+        page = client.get("system").text.replace("\u202f", " ")
+        return dict(re.findall(r"<dt>([^<]+)</dt><dd>([^<]+)</dd>", page)), page
+
+    assert shown()[0]["Last backup"] == "none"
+    result = run("backup", "--config", server.config, tmp_path / "backup.db")
+    assert (result.exit_code, result.stderr) == (0, "")
+    facts, page = shown()
+    assert re.fullmatch(r"\d+ s ago: \d+ events?, \d+ KiB", facts["Last backup"])
+    assert facts["Its file"].startswith(f"{tmp_path}/backup.db (")
+    assert "The last backup of the store was made" not in page
+
+    async def age(store: EventStore) -> None:
+        assert isinstance(store, RecordStore)
+        made_at = time.time_ns() // 1_000_000 - 50 * 3_600_000
+        made = Backup(made_at=made_at, events=5, size=1 << 20)
+        actor = Actor(who="ann", origin="command line on host")
+        await record_backup(store, made, "/backup/old.db", actor)
+
+    on_store(server.config, age)
+    facts, page = shown()
+    assert facts["Last backup"] == "2 days ago: 5 events, 1 MiB"
+    assert facts["Its file"] == "/backup/old.db (ann, command line on host)"
+    assert "The last backup of the store was made 2 days ago." in page
+
+
 # ----------------------------------------------------------------------------------- subscriptions
 def test_people_are_counted_once_by_their_latest_choice(
     server: Server, client: httpx.Client
@@ -305,3 +338,23 @@ def test_people_are_counted_once_by_their_latest_choice(
     page = client.get("subscriptions", params={"workspace": "pages"}).text
     for label, count in (("subscribed", 1), ("unsubscribed", 1)):
         assert f'data-label="{label}">{count}</td>' in page
+
+
+# ---------------------------------------------------------------------------------------- warnings
+def test_events_that_did_not_change_all_they_should_are_a_warning(
+    server: Server, client: httpx.Client
+) -> None:
+    """On the overview, and in ``engage check``."""
+    send(server, "identify", {"userId": "warned", "traits": {"tier": "gold", "a": 1}})
+    send(server, "track", {"userId": "warned", "event": "DFSubscriptionChange"})
+    dropped = "Events with a public key had protected_traits, which were removed (1 in"
+    ignored = "Events DFSubscriptionChange change no subscription (1 in"
+
+    def shown() -> bool:
+        text = html.unescape(client.get("?workspace=pages").text)
+        return dropped in text and ignored in text
+
+    wait_for(shown, what="the warnings on the overview")
+    result = run("check", "--config", server.config)
+    assert f"pages: {dropped} 24 hours)" in result.stdout
+    assert f"pages: {ignored} 24 hours)" in result.stdout

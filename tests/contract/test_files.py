@@ -125,6 +125,10 @@ async def test_settings_are_found_by_write_key(tmp_path: Path) -> None:
             answer = await server.send(path, method="GET", key=None, client=client)
             assert answer.json["integrations"]["Segment.io"] == {
                 "apiKey": key,
+                "httpConfig": {
+                    "rateLimitConfig": {"maxRetryCount": 100},
+                    "backoffConfig": {"maxRetryCount": 100},
+                },
                 "apiHost": "events.example.com/in/v1",
                 "protocol": "https",
             }

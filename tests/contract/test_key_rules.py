@@ -169,8 +169,9 @@ async def test_a_server_key_is_refused_in_the_query_and_with_an_origin(tmp_path:
     async with serving(tmp_path, config_extra=KEYS, metrics=metrics) as server:
         requests = places(SECRET)
         answers = [await server.send(**requests[place]) for place in (2, 3)]
-        # Also if the header has it as well.
-        answers.append(await server.send(**{**requests[2], "key": basic(f"{SECRET}:")}))
+        # Also if the header has it as well, or another key.
+        others = [basic(f"{key}:") for key in (SECRET, KEY, "unknown")]
+        answers += [await server.send(**{**requests[2], "key": key}) for key in others]
         for origin in (SHOP, "null"):
             answers += [await server.send(**one, headers={"Origin": origin}) for one in requests]
         await all_refused(server, answers, "server_key_exposed")
@@ -231,3 +232,26 @@ async def test_a_key_without_rules_is_accepted_from_everywhere(tmp_path: Path) -
     async with serving(tmp_path, config_extra=KEYS) as server:
         for headers in ({}, {"Origin": "null"}, {"Origin": SHOP}):
             assert (await server.send("/v1/track", EVENT, key=BASIC, headers=headers)).status == 200
+
+
+@pytest.mark.parametrize("operation", ["identify", "batch"])
+async def test_a_replay_obeys_no_rule_of_the_key(tmp_path: Path, operation: str) -> None:
+    """Only those of the workspace, also if the key is gone."""
+    key = '\n[[workspaces.write_keys]]\nid = "late"\nkey = "key-of-late"\n'
+    broken = {"type": "identify", "userId": "u", "timestamp": "never"}
+    body = broken if operation == "identify" else {"batch": [broken]}
+    async with serving(tmp_path, config_extra=key) as server:
+        await server.send(f"/v1/{operation}", body, key=basic("key-of-late:"))
+        assert len(await server.dead_letters()) == 1
+    text = b'{"type": "identify", "userId": "u", "messageId": "m", "traits": {"plan": 1, "a": 1}}'
+    rules = f'operations = ["track"]\norigins = ["{SHOP}"]\ndisabled = true\n'
+    for extra in (key + rules, ""):
+        workspace = 'protected_traits = ["plan"]'
+        async with serving(tmp_path, workspace=workspace, config_extra=extra) as server:
+            [letter] = await server.dead_letters()
+            explained = await server.app.replays.check(letter, text)
+            assert explained.event is not None, explained
+            assert explained.event.document()["traits"] == {"a": 1}
+    async with serving(tmp_path, config_extra=key + rules) as server:
+        replayed = await server.app.replays.replay(letter, text)
+        assert replayed.outcome == "stored", replayed

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from engage.api import StorageUnavailable
 from engage.monitoring.history import History
 from engage.monitoring.metrics import Metrics
 from support.http_errors import check_error
+from support.memory_log import MemoryBroker
 from support.server_inprocess import BASIC, Serving, Valve, basic, serving
 
 EVENT = {"userId": "u", "event": "E"}
@@ -102,6 +104,37 @@ async def test_invalid_and_duplicate_events_count_too(tmp_path: Path) -> None:
             assert (await server.send("/v1/track", body)).status in (200, 400)
         assert (await server.send("/v1/batch", batch(2))).status == 200
         check_error(await server.track(), 429, "rate_limited")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/track", b"{" * 3000),
+        ("/v1/batch", b"{" * 3000),
+        ("/v1/batch", {"batch": "x" * 3000}),
+        ("/v1/batch", {"batch": [], "context": {"x": "y" * 3000}}),
+        ("/v1/batch", {"batch": [0] * 3000}),
+    ],
+)
+@pytest.mark.parametrize("kind", ["events_per_second = 0.001", "bytes_per_second = 2000"])
+async def test_a_body_without_an_event_counts_as_one(
+    tmp_path: Path, path: str, body: Any, kind: str
+) -> None:
+    """Or a client that sends nothing else would have no limit."""
+    async with serving(tmp_path, config_extra=f"[limits.rate]\n{kind}\n") as server:
+        assert (await server.send(path, body)).status in (200, 400, 413)
+        check_error(await server.send(path, body), 429, "rate_limited")
+
+
+async def test_a_compressed_body_is_not_decompressed_for_a_key_over_its_limit(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path, config_extra=f"{SLOW}burst = 1\n") as server:
+        await server.send("/v1/batch", batch(5))
+        for path in ("/v1/track", "/v1/batch"):
+            gzipped = {"Content-Encoding": "gzip"}
+            answer = await server.send(path, b"not compressed", headers=gzipped)
+            check_error(answer, 429, "rate_limited")
 
 
 async def test_each_key_can_have_its_own_rate(tmp_path: Path) -> None:
@@ -195,6 +228,18 @@ async def test_only_a_trusted_proxy_names_the_address(tmp_path: Path, header: st
         assert set(found) == {404}
 
 
+async def test_the_preferences_page_tells_the_same_of_a_wrong_link(tmp_path: Path) -> None:
+    """The 429 of an address is not that of a user who has subscribed too many times."""
+    path = f"/api/public/subscription-management/page?w=acme&i=u&ik=id&h={'0' * 64}"
+    async with serving(tmp_path, server=PROXY, config_extra=LIMITED) as server:
+        found = [
+            await server.send(path, method="GET", key=None, headers=STRANGER) for _ in range(4)
+        ]
+        assert [answer.status for answer in found] == [401, 401, 429, 429]
+        assert all(b"This link is not valid" in answer.body for answer in found)
+        assert found[-1].headers["retry-after"].isdecimal()
+
+
 async def test_unknown_keys_are_not_looked_for_while_the_bucket_is_empty(tmp_path: Path) -> None:
     reads = Valve("records_version")
     async with serving(tmp_path, server=PROXY, config_extra=LIMITED, meddle=reads) as server:
@@ -208,6 +253,8 @@ async def test_unknown_keys_are_not_looked_for_while_the_bucket_is_empty(tmp_pat
                 assert await strange(server, "/v1/track", **sent) == 429
                 body = {**EVENT, "writeKey": "unknown"}
                 assert await strange(server, "/v1/track", body=body) == 429
+                for path in ("/v1/projects/unknown/settings", "/sourceConfig/?writeKey=unknown"):
+                    assert await strange(server, path, method="GET") == 429
         reads.gate.set()
 
 
@@ -243,3 +290,28 @@ async def test_a_quota_counts_what_is_stored_and_answers_429(tmp_path: Path) -> 
         letters = len(await server.dead_letters())
         assert letters == 1  # that of the invalid event
         assert len(await server.events()) == 10
+
+
+async def test_a_quota_counts_what_is_in_the_log_also_while_the_store_is_down(
+    tmp_path: Path,
+) -> None:
+    """The log does not find duplicates, so they count."""
+    metrics = Metrics()
+    history = History(metrics)
+    quota = "[limits.quota]\nevents_per_day = 10\n"
+    down = Valve("counts", "put_counts")
+    down.error = StorageUnavailable("down")
+    async with serving(
+        tmp_path, config_extra=quota, metrics=metrics, broker=MemoryBroker(), meddle=down
+    ) as server:
+        quotas = server.app.quotas
+        assert quotas is not None
+        same = {**EVENT, "messageId": "same"}
+        for _ in range(2):
+            assert (await server.send("/v1/track", same)).status == 200
+        history.turn(server.app.clock())
+        await quotas.look(history, logs=False)
+        assert (await server.send("/v1/batch", batch(8))).status == 200
+        await asyncio.sleep(2.1)
+        await quotas.look(history, logs=False)
+        check_error(await server.track(), 429, "quota_exceeded")

@@ -22,8 +22,8 @@ from engage.cli import main
 from engage.config import config_schema, load
 from engage.config.removed import without_removed
 from engage.errors import STATUS, ApiError, error_body, from_problems
+from engage.keys.links import subscription_hash
 from engage.keys.rules import Rules
-from engage.pipeline.subscriptions import subscription_hash
 from engage.pipeline.validate import Schemas
 from engage.registry import load_plugins
 from support import config_page, provider_page
@@ -59,6 +59,7 @@ def test_the_tables_are_those_of_the_schema() -> None:
 
 def test_the_example_config_loads_with_its_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENGAGE_SUBSCRIPTION_SECRET", "s")
+    monkeypatch.setenv("ENGAGE_ERASURES_KEY", "e" * 32)
     monkeypatch.setenv("SENDGRID_VERIFICATION_KEY", "MFkw")
     config = load(EXAMPLE)
     load_plugins().check(config)

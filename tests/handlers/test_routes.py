@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from engage.handlers.base import METHODS
-from engage.handlers.operations import OPERATIONS, Operation
+from engage.handlers.operations import OPERATIONS
 from engage.handlers.routes import HANDLERS
 
 #: What metrics and logs call each operation. Dashboards depend on it.
@@ -20,6 +20,9 @@ NAMES = {
     "batch": "batch",
     "beacon": "batch",
     "subscriptions": "subscriptions",
+    "userSubscriptions": "subscriptions",
+    "preferencesPage": "preferences",
+    "preferences": "preferences",
     "webhook": "webhook",
     "projectSettings": "project-settings",
     "sourceConfig": "source-config",
@@ -37,17 +40,26 @@ def test_every_operation_has_one_handler_and_every_handler_an_operation() -> Non
     assert set(ids) == set(HANDLERS)
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.id)
-def test_a_handler_implements_the_methods_of_its_operation(operation: Operation) -> None:
-    handler = HANDLERS[operation.id]
-    assert set(operation.allowed) == {
-        method for method, name in METHODS.items() if hasattr(handler, name)
-    }
+#: Path → its operations.
+PATHS = {
+    path: [operation for operation in OPERATIONS if path in operation.paths]
+    for path in dict.fromkeys(path for operation in OPERATIONS for path in operation.paths)
+}
 
 
-def test_no_two_operations_share_a_path() -> None:
-    paths = [path for operation in OPERATIONS for path in operation.paths]
-    assert len(paths) == len(set(paths))
+@pytest.mark.parametrize("path", PATHS)
+def test_a_handler_implements_the_methods_of_its_path(path: str) -> None:
+    allowed = {method for operation in PATHS[path] for method in operation.allowed}
+    [handler] = {HANDLERS[operation.id] for operation in PATHS[path]}
+    assert allowed == {method for method, name in METHODS.items() if hasattr(handler, name)}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_operations_of_one_path_differ_only_in_their_methods(path: str) -> None:
+    operations = PATHS[path]
+    assert len({operation.method for operation in operations}) == len(operations)
+    rules = {(one.name, one.paths, one.credentials, one.cross_origin) for one in operations}
+    assert len(rules) == 1
 
 
 def test_names_in_metrics_and_logs_stay_the_same() -> None:

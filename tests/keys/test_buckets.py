@@ -142,6 +142,18 @@ def test_a_bucket_that_lost_its_place_is_full_again(clock: Time, table: Buckets)
     assert bucket.waits()[0] == 1
 
 
+def test_a_bucket_of_the_second_kind_alone_keeps_its_place_as_long(
+    clock: Time, table: Buckets
+) -> None:
+    """A key can have a limit of bytes only."""
+    bucket = table.bucket("key", (0, 0), (1, 1))
+    bucket.take(1, 1_000_000)
+    for number in range(200_000):
+        clock.now += 0.001
+        table.bucket(f"other-{number}", (1, 1)).take(1)
+    assert bucket.waits()[1] == pytest.approx(1_000_000 - 1 - 200)
+
+
 def test_four_processes_take_together_what_flows_in(memory: int) -> None:
     """Without a lock, they lose next to nothing of what the others take."""
     rate, seconds = 500, 4

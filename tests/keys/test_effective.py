@@ -15,7 +15,16 @@ import pytest
 from engage.api import EngageError, EventStore, Record, RecordStore
 from engage.config import Workspace, WriteKey
 from engage.keys.changes import KeyChangedError, KeyState, change_key, create_key
-from engage.keys.effective import KEY, OVERRIDE, Key, effective_keys, list_keys, options_of
+from engage.keys.effective import (
+    KEY,
+    OVERRIDE,
+    Key,
+    effective_keys,
+    list_keys,
+    options_of,
+    rate_of,
+    shown_rate,
+)
 from engage.upkeep.audit import AUDIT, Actor, read_entry
 from support.memory_store import MemoryEvents
 
@@ -374,3 +383,33 @@ async def test_many_keys_are_read(store: RecordStore) -> None:
     for number in range(1100):
         await store.put_record(stored(f"k{number}", f"{number:032x}"))
     assert len(await keys_of(store)) == 1102
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("", {}),
+        ("100", {"events_per_second": 100}),
+        ("0.5, burst=7", {"events_per_second": 0.5, "burst": 7}),
+        ("bytes_per_second=1000000 100", {"bytes_per_second": 1_000_000, "events_per_second": 100}),
+    ],
+)
+def test_a_rate_is_a_number_or_names_with_numbers(text: str, rate: dict[str, float]) -> None:
+    assert rate_of(text) == rate_of(shown_rate(rate)) == rate
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        # A number with a separator would otherwise mean 0: no limit.
+        ("1,000", "events_per_second twice"),
+        ("burst=5 burst=6", "burst twice"),
+        ("=5", "'=5'"),
+        ("fast", "'fast'"),
+        ("-1", "'-1'"),
+        ("burst=", "'burst='"),
+    ],
+)
+def test_a_rate_that_can_mean_two_things_is_an_error(text: str, words: str) -> None:
+    with pytest.raises(EngageError, match=words):
+        rate_of(text)

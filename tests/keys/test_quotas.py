@@ -196,3 +196,20 @@ async def test_a_clock_that_is_set_back_counts_for_the_day_that_it_shows() -> No
     process.stores("web", 9)
     await process.passes(20)
     assert "web" not in process.refused()
+
+
+@pytest.mark.parametrize("step", [DAY_MS, 3 * 3_600_000, 300_000])
+async def test_a_clock_that_was_wrong_for_a_while_loses_nothing(step: int) -> None:
+    process = Process(config({"events_per_day": 100}), MemoryStore(), now=MIDNIGHT + 5000)
+    process.stores("web", 60)
+    await process.passes(10)
+    process.now += step
+    await process.passes(10)
+    process.now -= step
+    await process.passes(1)
+    process.stores("web", 39)
+    await process.passes(10)
+    assert process.refused() == {}
+    process.stores("web", 1)
+    await process.passes(10)
+    assert list(process.refused()) == ["web"]

@@ -13,7 +13,18 @@ import pytest
 from engage.api import Count, CountStore, Record, RecordStore, StorageUnavailable
 from engage.monitoring import history as module
 from engage.monitoring import recorder
-from engage.monitoring.history import EVENTS, HOUR, MINUTE, QUEUE, REFUSED, REQUESTS, UP, History
+from engage.monitoring.history import (
+    DAY,
+    EVENTS,
+    HOUR,
+    MINUTE,
+    QUEUE,
+    REFUSED,
+    REQUESTS,
+    STORED,
+    UP,
+    History,
+)
 from engage.monitoring.metrics import Metrics
 from engage.monitoring.recorder import REFUSED_RECORD, expire_history, record_periodically
 from engage.monitoring.refusals import MAX_ENTRIES, Refusal, Refusals, key_prefix
@@ -115,6 +126,21 @@ async def test_two_processes_add_up_and_the_longest_queue_counts() -> None:
     assert found[NOON, REQUESTS, ("0.0025",)] == 3
     page = await store.counts(MINUTE, since=NOON, until=NOON + 1, names=[QUEUE], limit=9)
     assert page.items[0].greatest == 9
+
+
+@pytest.mark.parametrize("step", [300_000, 7_200_000])
+async def test_a_clock_that_is_set_back_replaces_nothing(step: int) -> None:
+    store = MemoryStore()
+    history = started()
+    for change in (step, -step, step):
+        history.metrics.event("track", "stored", 2, "acme", "website")
+        await history.write_to(store)
+        history.turn(history.now + change)
+    await history.write_to(store)
+    for length in (MINUTE, HOUR, DAY):
+        found = await sums(store, length)
+        name = STORED if length == DAY else EVENTS
+        assert sum(count for (_, one, _), count in found.items() if one == name) == 6
 
 
 async def test_what_has_not_changed_is_not_written_again() -> None:

@@ -22,7 +22,7 @@ import pytest
 from engage.api import Recipient, StorageContext, TranslatedEvent
 from engage.deliveries.recipients import Recipients
 from engage.errors import ApiError
-from engage.pipeline.subscriptions import subscription_hash
+from engage.keys.links import subscription_hash
 from engage.testing.factories import identify, store_all
 from engage_plugins.mongo.store import MongoStorage
 from engage_plugins.sqlite.store import SqliteStorage

@@ -310,7 +310,7 @@ async def test_a_storage_that_becomes_unavailable_refuses_nothing() -> None:
     target.before = down
     with pytest.raises(StorageUnavailable):
         await target.submit("a", "b")
-    assert target.calls == [["a", "b"], ["a", "b"], ["a"]]
+    assert target.calls == [["a", "b"], ["a", "b"], ["a"], ["b"]]
 
 
 async def test_an_item_that_makes_the_storage_unavailable_fails_alone() -> None:
@@ -328,8 +328,46 @@ async def test_an_item_that_makes_the_storage_unavailable_fails_alone() -> None:
     assert [type(result) for result in results] == [StorageUnavailable, list, list]
 
 
+@pytest.mark.parametrize("bad", [0, 3, 57, 99])
+async def test_the_items_beside_one_that_makes_the_storage_unavailable_are_written(
+    bad: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The request fails, because it is not known whether the item can be written later."""
+    target = Target(refuse=refused)
+    written: set[str] = set()
+    names = list(map(str, range(100)))
+
+    def poisoned(items: Sequence[Any]) -> None:
+        if names[bad] in items:
+            raise StorageUnavailable("unknown code")
+        written.update(items)
+
+    target.before = poisoned
+    request, other = target.submit(*names), target.submit("a")
+    with pytest.raises(StorageUnavailable):
+        await request
+    assert await other == ["<a>"]
+    assert written == {"a", *names} - {names[bad]}
+    assert len(target.calls) < 20
+    assert len(caplog.messages) == 2  # Not for each call.
+    assert target.group_commit.queue.items == 0
+
+
+async def test_few_parts_are_tried_while_the_storage_is_down() -> None:
+    target = Target(refuse=refused)
+
+    def down(items: Sequence[Any]) -> None:
+        raise StorageUnavailable("no connection")
+
+    target.before = down
+    requests = [target.submit(*range(20)) for _ in range(4)]
+    results = await asyncio.gather(*requests, return_exceptions=True)
+    assert {type(result) for result in results} == {StorageUnavailable}
+    assert len(target.calls) == 5
+
+
 async def test_unavailability_is_not_tried_for_every_request() -> None:
-    target = Target()
+    target = Target(refuse=refused)
 
     def down(items: Sequence[Any]) -> None:
         raise StorageUnavailable("no connection")

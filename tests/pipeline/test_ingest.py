@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import sqlite3
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -61,6 +63,25 @@ async def test_an_error_that_names_no_event_does_not_affect_others(
         assert outcomes[42].status is Status.REFUSED
         assert "the storage failed with this event" in str(outcomes[42].reason)
         assert {outcome.status for outcome in (*outcomes[:42], *outcomes[43:])} == {Status.STORED}
+        assert len(await ids(store, limit=200)) == 99
+        await ingest.close()
+
+
+async def test_an_event_that_makes_a_storage_unavailable_does_not_affect_others(
+    tmp_path: Path,
+) -> None:
+    """SQLite's errors are unavailability."""
+    events = [make_event(str(number)) for number in range(100)]
+    events[42] = dataclasses.replace(events[42], name="poison")
+    async with opened(sqlite.make(tmp_path)) as store:
+        with contextlib.closing(sqlite3.connect(tmp_path / "engage.db")) as db:
+            db.execute(
+                "CREATE TRIGGER poison BEFORE INSERT ON events WHEN NEW.name = 'poison'"
+                " BEGIN SELECT RAISE(ABORT, 'a fault'); END"
+            )
+        ingest = make(store, CountingMetrics())
+        with pytest.raises(StorageUnavailable):
+            await ingest.submit(events, "key")
         assert len(await ids(store, limit=200)) == 99
         await ingest.close()
 

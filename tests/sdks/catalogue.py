@@ -57,14 +57,20 @@ class Sdk:
         calls: Sequence[Mapping[str, Any]],
         *,
         options: Mapping[str, Any] | None = None,
+        example: str | None = None,
+        pause: float = 0,
     ) -> subprocess.Popen[str]:
         """Start a program that makes the calls, flushes and ends.
 
         :param calls: ``{"call": name, …}`` with camelCase names of the arguments.
+        :param example: for Node, the code that makes the client, in place of the options.
+        :param pause: seconds from one call to the next.
         """
         plan: dict[str, Any] = {
             "host": url,
             "key": key,
+            "example": example,
+            "pause": pause,
             "options": {**self.options, **(options or {})},
         }
         if self.language == "python":

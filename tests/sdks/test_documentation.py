@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from sdks.catalogue import HERE, SDKS, Sdk
 
 from support.clients_page import PAGE, example
-from support.identity import hash_of, start_verifying
+from support.identity import SECRET, hash_of, start_verifying
 from support.node import node, node_project
 from support.server_process import Server
 from support.venv import venv
@@ -76,6 +77,19 @@ def test_the_lines_for_verified_users_work(tmp_path: Path, sdk: Sdk) -> None:
         }
         assert all(one["context"]["engage"] == {"verified": True} for one in events)
         assert user_hash not in str(events)
+
+
+def test_the_line_that_makes_a_hash_in_node_works() -> None:
+    page = (PAGE.parent / "events.md").read_text("utf-8")
+    lines = next(part for part in page.split("```") if "const userHash" in part)
+    names = f"const secret = {json.dumps(SECRET)}, userId = 'ü';"
+    command = [
+        str(node()),
+        "-e",
+        f"{names}\n{lines.removeprefix('js')}\nprocess.stdout.write(userHash)",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout == hash_of("ü"), done.stderr
 
 
 def test_every_sdk_has_its_version_in_the_table() -> None:

@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import sqlite3
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from support.examples import install
 from support.loader_process import Loaders, stored_ids, wait_until_stored
 from support.recorded_disk import Fault, Recorder
 from support.senders import Senders
-from support.server_process import KEY, Server, config_text, start_server
+from support.server_process import KEY, SQLITE, Server, config_text, start_server
 from support.waiting import DEADLINE, wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -160,6 +161,36 @@ def test_a_plugin_that_does_not_return_is_named(tmp_path: Path, event: str) -> N
         assert [one["messageId"] for one in server.export()] == ["after"]
 
 
+def test_a_loop_is_noticed_on_a_busy_machine(tmp_path: Path) -> None:
+    """Although the process has a small part of a processor, and waits for it most of the time."""
+    (tmp_path / "loops.py").write_text(LOOP)
+    with start_server(tmp_path, server=HANG, config_extra=LOOPS) as server:
+        worker = server.worker
+        schedule = Path(f"/proc/{worker}/schedstat")
+        processor = min(os.sched_getaffinity(worker))
+        os.sched_setaffinity(worker, {processor})
+        others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
+        try:
+            for other in others:
+                os.sched_setaffinity(other.pid, {processor})
+            before = schedule.read_text().split()
+            event = {"userId": "u", "event": "Loop"}
+            with pytest.raises(httpx.TransportError):
+                httpx.post(f"{server.url}/v1/track?writeKey={KEY}", json=event, timeout=1)
+            after = before
+            while worker in server.children():
+                with contextlib.suppress(OSError):
+                    after = schedule.read_text().split()
+                time.sleep(0.05)
+        finally:
+            for other in others:
+                other.kill()
+                other.wait()
+        assert killed(server) == [worker]
+        # It was killed before it had a processor for that time.
+        assert (int(after[0]) - int(before[0])) / 1e9 < 0.8 * SECONDS
+
+
 def test_processes_that_hang_do_not_end_the_server(tmp_path: Path) -> None:
     """As many as would end it if they died."""
     with start_server(tmp_path, workers=MAX_DEATHS, server=HANG) as server:
@@ -220,6 +251,31 @@ def test_a_writer_that_waits_for_a_lock_does_not_hang(tmp_path: Path) -> None:
             with Clients(server, 1).running():
                 time.sleep(3 * SECONDS)
         assert server.track("after").status_code == 200
+        assert not killed(server)
+        assert server.helper == writer
+
+
+@pytest.mark.slow
+def test_a_long_statement_of_a_writer_is_not_a_hang(tmp_path: Path) -> None:
+    storage = SQLITE.replace("[storage]", "[storage]\nwrite_timeout = 100")
+    with start_server(tmp_path, server=HANG, storage=storage) as server:
+        events = [{"type": "track", "userId": "u", "event": "E"} for _ in range(1000)]
+        assert server.post("/v1/batch", {"batch": events}).status_code == 200
+        writer = server.helper
+        with contextlib.closing(sqlite3.connect(server.database)) as db:
+            pairs = "SELECT count(*) FROM events a, events b, events c WHERE a.seq <= "
+            began = time.monotonic()
+            db.execute(pairs + "5").fetchone()
+            rows = 5 * 3 * SECONDS / (time.monotonic() - began)
+            db.execute(
+                "CREATE TRIGGER slow BEFORE INSERT ON events WHEN NEW.name = 'Slow'"
+                f" BEGIN {pairs}{rows:.0f}; END"
+            )
+        began = time.monotonic()
+        url = f"{server.url}/v1/track?writeKey={KEY}"
+        answer = httpx.post(url, json={"userId": "u", "event": "Slow"}, timeout=DEADLINE)
+        assert answer.status_code == 200
+        assert time.monotonic() - began > SECONDS
         assert not killed(server)
         assert server.helper == writer
 

@@ -7,6 +7,7 @@ Tests are in the folder of the code they test: ``engage/pipeline/decode.py`` has
 
 A storage or a pipeline, without HTTP:
 
+- ``people``: a store with a person in every part of it
 - ``memory_store``: a storage in memory that refuses, fails or waits as a test wants
 - ``memory_log``: a log in memory, whose partitions lose their leader, are slow or delete records;
   ``loaders`` runs loaders on it, ``log_loading`` loads what is in it into a store
@@ -33,6 +34,7 @@ A server and clients:
 
 - ``server_process``: ``engage serve`` as a process; start here to test a whole server;
   ``made_up_version`` makes it one of the next version
+- ``preferences``: links to the preferences page of such a server, and groups to choose from
 - ``identity``: such a server that verifies users, and their hashes
 - ``senders``: threads that send events to it while a test breaks what is behind it
 - ``loader_process``: ``engage load`` as a process beside it, and how its store is judged;
@@ -70,7 +72,8 @@ Programs and files:
 - ``hosts``: hosts of their own, in network namespaces
 - ``png``: small picture files
 - ``cache``: keeps what was installed or built once; ``prepare`` fills it before the tests run
-- ``venv``, ``node``, ``go``, ``browser``: virtual environments, Node, Go, Chromium
+- ``venv``, ``node``, ``go``, ``browser``: virtual environments, Node, Go, Chromium; ``axe`` finds
+  what is not accessible on a page
 - ``config_page``, ``provider_page``, ``clients_page``: the tables of docs/configuration.md and
   docs/write-a-provider.md, and the examples of docs/clients.md
 - ``dittofeed_page``: the examples of docs/from-dittofeed.md, and a server with its config

@@ -107,6 +107,8 @@ def pages(letter: str, event: str = EVENT, user: str = USER) -> dict[str, str]:
         "user": "user?" + urlencode({"id": user}),
         "user-unlink": "user?" + urlencode({"id": user, "unlink": "a-1"}),
         "visitor": "user?visitor=a-1",
+        "erase": "erase?" + urlencode({"id": user}),
+        "erase-requests": "erase",
         "keys": "keys",
         "webhooks": "webhooks",
         "subscriptions": "subscriptions?" + urlencode({"user": user}),

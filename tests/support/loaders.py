@@ -74,6 +74,7 @@ def start_loader(
     *,
     timeout: float = TIMEOUT,
     range_: Range | None = None,
+    erasures_key: str | None = None,
     **config: Any,
 ) -> Loading:
     """Start a loader; :class:`LogConfig` takes the other arguments.
@@ -105,6 +106,7 @@ def start_loader(
         clock=lambda: time.time_ns() // 1_000_000,
         metrics=metrics,
         range_=range_,
+        erasures_key=erasures_key,
     )
     return Loading(loader, metrics, ingest, observed, asyncio.create_task(loader.run()))
 

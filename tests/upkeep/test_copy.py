@@ -78,6 +78,10 @@ async def everything(store: EventStore) -> dict[str, list[bytes]]:
     }
 
 
+async def history_of(store: Any) -> Any:
+    return (await store.history("acme", "ann", after=None, limit=100)).items
+
+
 async def run(source: EventStore, target: EventStore) -> dict[str, tuple[int, int, int, int]]:
     """Return (copied, duplicate, conflicting, refused) of each kind."""
     return {counts.kind: numbers(counts) async for counts in copy_all(source, target)}
@@ -184,6 +188,23 @@ async def test_choices_made_in_the_target_after_a_copy_stay() -> None:
     await target.apply(change("x", 9, news=False))
     assert (await run(source, target))["subscription changes"] == (0, 1, 0, 0)
     assert await target.state("acme", "ann") == {"news": False}
+
+
+async def test_a_history_that_is_not_in_the_order_of_its_times_is_copied() -> None:
+    """Requests at the same moment, and hosts whose clocks differ, write such a history."""
+    source, target = two()
+    for number, at in enumerate((1, 9, 5, 7, 3)):
+        await source.apply(change(f"c{number}", at, news=number % 2 == 0))
+    assert (await run(source, target))["subscription changes"][2:] == (0, 0)
+    assert await everything(target) == await everything(source)
+    # Choices in the target are newer only if the source does not have them.
+    await source.apply(change("c5", 2, news=False))
+    await target.apply(change("x", 99, sms=False))
+    await source.apply(change("c6", 4, news=True, sms=True))
+    await source.apply(change("c7", 5, news=False, sms=False))
+    await run(source, target)
+    assert await target.state("acme", "ann") == {"news": False, "sms": False}
+    assert [one.group_id for one in (await history_of(target))[-3:]] == ["news"] * 3
 
 
 async def test_a_choice_that_no_history_explains_is_copied() -> None:

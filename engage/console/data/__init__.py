@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data that the pages read from the store.
+"""The data that the pages read from the store, and the erasure that runs.
 
 ==============  ==================================================================
 ``reader.py``   calls of the store, a few at a time and each within a time limit
@@ -7,6 +7,7 @@
 ``badge.py``    the number of rejected events in the navigation
 ``names.py``    the names of the newest events, counted
 ``budgets.py``  how much room is left for dead letters
+``erasing.py``  an erasure that runs in the background
 ``seen.py``     names and ids that were seen lately, as suggestions
 ==============  ==================================================================
 """

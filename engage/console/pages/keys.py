@@ -28,6 +28,7 @@ from engage.keys.effective import (
     words,
 )
 from engage.upkeep.audit import Actor
+from engage.upkeep.erasures import erasures_path
 
 __all__ = ["KeysHandler"]
 
@@ -127,6 +128,7 @@ class KeysHandler(ConsoleHandler):
                         actor=actor,
                         now=now,
                         expected_version=expected,
+                        notes=erasures_path(self.console.config),
                     )
                 )
             else:

@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from engage.api import CountStore, DeadLetterStore
+from engage.api import DAY_MS, BackupStore, CountStore, DeadLetterStore, RecordStore
 from engage.console.base import ConsoleHandler
 from engage.console.data.budgets import Budget, budgets_of
 from engage.console.display.formats import number, plural, size, span
 from engage.monitoring.history import MINUTE, UP
+from engage.upkeep.backups import last_backup
 
 if TYPE_CHECKING:
     from engage.config import Config
@@ -19,6 +20,9 @@ __all__ = ["SystemHandler"]
 
 #: Minutes of the history that are looked at for the number of processes.
 _RECENT: Final = 3
+
+#: Milliseconds after which a backup is old: one that a timer makes each day has failed once.
+_OLD_BACKUP: Final = 2 * DAY_MS
 
 #: Names of the budgets of dead letters for people.
 BUDGETS: Final[Mapping[str, str]] = {
@@ -52,17 +56,18 @@ class SystemHandler(ConsoleHandler):
         await self.read(store.check())
         answers = self.outage is None
         budgets = await self._budgets() if answers else []
+        backup, warnings = await self._backup() if answers else ({}, [])
         self.page(
             "system.html",
             title="System",
             nav="system",
             answers=answers,
             backend=console.config.storage.backend,
-            facts={**store.versions(), **_gauges(store.gauges())},
+            facts={**store.versions(), **_gauges(store.gauges()), **backup},
             processes=await self._processes() if answers else None,
             budgets=budgets,
             budget_names=BUDGETS,
-            warnings=list(_warnings(console.config)) + list(console.app.keys.problems),
+            warnings=[*_warnings(console.config), *console.app.keys.problems, *warnings],
             settings=_settings(console.config),
             log=await self._log_card(),
         )
@@ -103,6 +108,23 @@ class SystemHandler(ConsoleHandler):
             version = count.labels[0]
             found[version] = max(found.get(version, 0), count.processes)
         return found
+
+    async def _backup(self) -> tuple[Mapping[str, str], Sequence[str]]:
+        """Return the facts about the last backup, and warnings."""
+        store = self.console.store
+        if not isinstance(store, BackupStore) or not isinstance(store, RecordStore):
+            return {}, []
+        last = await self.read(last_backup(store))
+        if last is None:
+            return ({"Last backup": "none"} if self.outage is None else {}), []
+        milliseconds = max(0, self.console.now() - last.made_at)
+        age = span(milliseconds / 1000)
+        facts = {
+            "Last backup": f"{age} ago: {plural(last.events, 'event')}, {size(last.size)}",
+            "Its file": f"{last.path} ({last.who}, {last.origin})",
+        }
+        old = milliseconds > _OLD_BACKUP
+        return facts, [f"The last backup of the store was made {age} ago."] if old else []
 
     async def _budgets(self) -> list[Budget]:
         store = self.console.store

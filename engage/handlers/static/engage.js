@@ -53,7 +53,7 @@
     return memory[name] || null;
   }
 
-  /** @returns {string} also without TLS */
+  // also without TLS
   function uuid() {
     return "10000000-1000-4000-8000-100000000000".replace(/[018]/g, (c) =>
       (+c ^ (crypto.getRandomValues(new Uint8Array(1))[0] & (15 >> (+c / 4)))).toString(16),
@@ -65,7 +65,7 @@
     return `{"writeKey":${JSON.stringify(key)},"batch":[${events}],"sentAt":"${new Date().toISOString()}"}`;
   }
 
-  /** @param {string[]} events @returns {string[]} */
+  /** @param {string[]} events */
   function piece(events) {
     let size = 200;
     let count = 0;
@@ -89,7 +89,7 @@
     }
   }
 
-  /** @param {string[]} some @param {string[]} others @returns {string[]} */
+  /** @param {string[]} some @param {string[]} others */
   const without = (some, others) => some.filter((event) => !others.includes(event));
 
   /** @param {number} wait */
@@ -112,6 +112,7 @@
         credentials: "omit",
         keepalive: new Blob([text]).size < PIECE,
       });
+      const reply = await answer.json().catch(() => ""); // unread, it is in flight
       if (answer.status > 499 || [408, 429].includes(answer.status)) {
         wait = 1000 * Number(answer.headers.get("Retry-After")) || 1;
       } else if (part.length > 1 && [400, 413].includes(answer.status)) {
@@ -119,12 +120,11 @@
       } else {
         if (answer.ok) most = 100;
         else if ([401, 403].includes(answer.status) && !refused) {
-          refused = (await answer.json().catch(() => ({}))).message || "refused";
-          console.warn("engage:", refused);
+          console.warn("engage:", (refused = reply.message || "refused"));
         }
         queue = without(queue, part);
-        const rest = without(stored(), part);
-        keep("queue", rest.length ? `[${rest}]` : null);
+        const rest = `${without(stored(), part)}`;
+        keep("queue", rest && `[${rest}]`);
       }
     } catch {
       wait = 1;

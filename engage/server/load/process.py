@@ -100,6 +100,7 @@ class Load:
             clock=self.clock,
             metrics=self._metrics,
             range_=range_,
+            erasures_key=self._config.erasures.key,
         )
 
     async def open(self) -> None:

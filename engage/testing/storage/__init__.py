@@ -11,9 +11,11 @@
 ``identifiers.py``    the tests of users that are looked up by an identifier
 ``subscriptions.py``  the tests of subscription choices
 ``suppressions.py``   the tests of suppressed addresses
+``erasures.py``       the tests of erasing people
 ``dead_letters.py``   the tests of dead letters
 ``records.py``        the tests of records
 ``counts.py``         the tests of counters
+``backups.py``        the tests of backups, and of restoring them
 ``verification.py``   the tests of what ``engage verify`` reads
 ``failures.py``       the tests of a store that is broken
 ``processes.py``      the tests of several processes, of a killed one, and of syncs

@@ -13,8 +13,10 @@ import pytest
 from engage.api import (
     CountStore,
     DeadLetterStore,
+    ErasureStore,
     EventFilter,
     EventStore,
+    Kind,
     ProfileStore,
     RecordStore,
     Status,
@@ -105,6 +107,15 @@ class FailureTests:
                 lambda: store.list_records(None, limit=1),
                 lambda: store.records_version("key"),
             ]
+        if isinstance(store, ErasureStore):
+            writing += [
+                lambda: store.erase_events([event("m")]),
+                lambda: store.erase_profile(WORKSPACE, Kind.USER, "u"),
+                lambda: store.erase_choices(WORKSPACE, "u", "x"),
+                lambda: store.erase_suppressions(WORKSPACE, [("email", "a@b.c")]),
+                lambda: store.reapply([identify("m", "u", traits={"a": 1})]),
+            ]
+            reading.append(lambda: store.links_to(WORKSPACE, "a"))
         if isinstance(store, CountStore):
             writing += [
                 lambda: store.put_counts([count(1)]),

@@ -91,6 +91,19 @@ class Bench(Harness[Subject]):
         self._opened.append(store)
         return store
 
+    def elsewhere(self, folder: Path) -> Callable[[], Any]:
+        """Return what makes storages, which are not opened yet, of a store that does not exist.
+
+        :param folder: an empty folder.
+        """
+        options = self.subject.options(folder)
+
+        def new() -> Any:
+            self._opened.append(store := self._factory(options, self.context))
+            return store
+
+        return new
+
     async def open(self, **context: Any) -> EventStore:
         """Return an opened storage. The first one creates the store.
 

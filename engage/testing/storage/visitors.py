@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The promises of a :class:`~engage.api.ProfileStore` about visitors: a person is merged when it is
-read, so the result depends on no order of arrival.
-"""
+"""The promises of a :class:`~engage.api.ProfileStore` about visitors, in any order of arrival."""
 
 from __future__ import annotations
 
@@ -281,6 +279,18 @@ class VisitorTests:
         assert (await store.visitor(WORKSPACE, "old")).traits == {"b": 1}
 
     @on_open(SubscriptionStore)
+    async def test_a_visitor_who_chose_does_not_expire(self, store: Any) -> None:
+        """Otherwise its choice would be lost for the user that it becomes later."""
+        if ProfileStore not in type(store).__mro__:
+            pytest.skip("this storage is not a ProfileStore")
+        await store_all(store, visit("1", "v", received=1), visit("2", "w", received=1))
+        await store.apply(change("c", user_id="v", at=1, news=False))
+        assert await store.expire_visitors(TIME + 2, limit=2) == 1
+        assert await store.profile(WORKSPACE, "v") is None
+        await store_all(store, identify("3", "u", anonymous_id="v"))
+        assert dict(await store.state(WORKSPACE, "u")) == {"news": False}
+
+    @on_open(SubscriptionStore)
     async def test_the_latest_choice_of_a_person_holds(self, store: Any) -> None:
         if ProfileStore not in type(store).__mro__:
             pytest.skip("this storage is not a ProfileStore")
@@ -439,10 +449,7 @@ _VISITORS = ("v", "v2", "v3", "both")
 
 
 def history(choose: Callable[[Sequence[Any]], Any], workspace: str) -> list[Event]:
-    """Return the events of a few people who have ids in common.
-
-    :param choose: chooses one of some values.
-    """
+    """Return the events of a few people who have ids in common, as ``choose`` chooses."""
     found = []
     for number in range(choose(range(2, 13))):
         kind = choose(["visit", "visit", "identify", "link", "group", "decision"])

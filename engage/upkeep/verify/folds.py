@@ -18,6 +18,7 @@ from engage.api import (
     RemovedTraits,
     Traits,
     Version,
+    Versioned,
 )
 
 __all__ = ["Fold", "Link", "View", "plain", "view_of"]
@@ -43,9 +44,9 @@ class Fold:
     updated_at: int = 0
     #: When the first of the events was received.
     received_at: int | None = None
-    #: Trait → version and, unless it is removed, the value in a tuple.
-    traits: dict[str, tuple[Version, tuple[Any, ...]]] = dataclasses.field(default_factory=dict)
-    groups: dict[str, tuple[Version, bool]] = dataclasses.field(default_factory=dict)
+    #: Trait → version and, unless it is removed, the value, in a tuple.
+    traits: dict[str, Versioned] = dataclasses.field(default_factory=dict)
+    groups: dict[str, Versioned] = dataclasses.field(default_factory=dict)
     #: Trait → the size of its largest value so far.
     sizes: dict[str, int] = dataclasses.field(default_factory=dict)
 
@@ -73,20 +74,20 @@ class Fold:
         elif what == "traits":
             for name, one in value.items():
                 known = self.traits.get(name)
-                if known is None or known[1] != (one,):
+                if known is None or known[3] != (one,):
                     size = limits.size(name, one, declared)
                     self.sizes[name] = max(size, self.sizes.get(name, 0))
-                if known is None or known[0] <= version:
-                    self.traits[name] = (version, (one,))
+                if known is None or known[:3] <= version:
+                    self.traits[name] = (*version, (one,))
         elif what == "removed":
             for name in value:
                 known = self.traits.get(name)
-                if known is None or known[0] <= version:
-                    self.traits[name] = (version, ())
+                if known is None or known[:3] <= version:
+                    self.traits[name] = (*version, ())
         else:
             group, assigned = value
-            if group not in self.groups or self.groups[group][0] <= version:
-                self.groups[group] = (version, assigned)
+            if group not in self.groups or self.groups[group][:3] <= version:
+                self.groups[group] = (*version, assigned)
 
     def registers(self, name: str) -> Registers:
         """Return it in the form of :func:`engage.api.merge`.
@@ -97,11 +98,9 @@ class Fold:
             id=name,
             created_at=self.created_at or 0,
             updated_at=self.updated_at,
-            traits={
-                trait: (version, value[0] if value else REMOVED)
-                for trait, (version, value) in self.traits.items()
-            },
+            traits=self.traits,
             groups=self.groups,
+            decode=_decoded,
         )
 
     def may_exceed(
@@ -181,9 +180,13 @@ def view_of(profile: Any, merged: Sequence[Registers] = ()) -> View:
     )
 
 
-def _latest(registers: Iterable[Mapping[str, tuple[Version, Any]]]) -> dict[str, int]:
+def _decoded(value: tuple[Any, ...]) -> Any:
+    return value[0] if value else REMOVED
+
+
+def _latest(registers: Iterable[Mapping[str, Versioned]]) -> dict[str, int]:
     found: dict[str, int] = {}
     for one in registers:
-        for name, (version, _) in one.items():
-            found[name] = max(version[0], found.get(name, version[0]))
+        for name, (at, *_) in one.items():
+            found[name] = max(at, found.get(name, at))
     return found

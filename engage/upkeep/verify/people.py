@@ -525,8 +525,8 @@ def _view(fold: Fold) -> View | None:
     return View(
         created_at=fold.created_at,
         updated_at=fold.updated_at,
-        traits={name: value[0] for name, (_, value) in fold.traits.items() if value},
-        trait_times={name: version[0] for name, (version, _) in fold.traits.items()},
-        groups=[group for group, (_, assigned) in fold.groups.items() if assigned],
-        group_times={group: version[0] for group, (version, _) in fold.groups.items()},
+        traits={name: value[0] for name, (*_, value) in fold.traits.items() if value},
+        trait_times={name: at for name, (at, *_) in fold.traits.items()},
+        groups=[group for group, (*_, assigned) in fold.groups.items() if assigned],
+        group_times={group: at for group, (at, *_) in fold.groups.items()},
     )

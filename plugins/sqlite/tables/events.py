@@ -7,9 +7,9 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from engage.api import Event, EventFilter, Outcome, Status
+from engage.api import ERASED, Event, EventFilter, Outcome, Status
 
-from ..connection import insert, key_of, look_up
+from ..connection import insert, is_text, key_of, look_up
 from ..keys import parts
 from .paging import ReverseWindow, Window
 
@@ -26,6 +26,10 @@ _MAX_NEAR: Final = 200_000
 #: Bytes of stored events that one write returns for its duplicates. A small write of duplicates of
 #: large events would need much memory otherwise; the core looks up the others one by one.
 _MAX_RETURNED: Final = 16 * 1024 * 1024
+
+#: The type of the row that an erased event leaves: it keeps the key, the workspace and the time of
+#: receipt, so it expires as the event would have.
+_ERASED: Final = "erased"
 
 #: The outcome of every newly stored event: one object, because there are many of them.
 STORED: Final = Outcome(Status.STORED)
@@ -112,9 +116,13 @@ def existing(db: sqlite3.Connection, numbers: Mapping[bytes, int]) -> dict[bytes
         return {}
     join = "{keys} w CROSS JOIN events e ON e.seq = w.column2 AND e.key = w.column1"
     # Without the bodies, which may take many pages.
-    query = f"SELECT e.key, e.seq FROM {join}"
-    found = dict(look_up(db, query, list(numbers.items())))
-    bodies: dict[bytes, bytes | None] = dict.fromkeys(found)
+    query = f"SELECT e.key, e.seq, e.type = '{_ERASED}' FROM {join}"
+    bodies: dict[bytes, bytes | None] = {}
+    found: dict[bytes, int] = {}
+    for key, number, erased in look_up(db, query, list(numbers.items())):
+        bodies[key] = ERASED if erased else None
+        if not erased:
+            found[key] = number
     size = 0
     for key, body in look_up(db, f"SELECT e.key, e.body FROM {join}", list(found.items())):
         bodies[key] = body
@@ -136,6 +144,20 @@ def expire(db: sqlite3.Connection, before: int, limit: int, force: bool) -> int:
     ).rowcount
 
 
+def erase(db: sqlite3.Connection, numbers: Mapping[bytes, int]) -> int:
+    """Erase events, and return how many there were; see :meth:`ErasureStore.erase_events`.
+
+    :param numbers: key → number of the event, if it is stored.
+    """
+    done = db.executemany(
+        "UPDATE events SET origin = '', message_id = '', user_id = NULL, anonymous_id = NULL, "
+        f"name = NULL, timestamp = 0, body = x'', type = '{_ERASED}' "
+        f"WHERE seq = ? AND key = ? AND type <> '{_ERASED}'",
+        [(number, key) for key, number in numbers.items()],
+    )
+    return max(0, done.rowcount)
+
+
 def find(db: sqlite3.Connection, key: bytes) -> Event | None:
     """Return the event of a key, or ``None``; this takes a while if it is among the newest ones."""
     for (number,) in db.execute(parts.NUMBERS, (key,)).fetchall():
@@ -143,7 +165,7 @@ def find(db: sqlite3.Connection, key: bytes) -> Event | None:
         if found is not None:
             return found
     row = db.execute(
-        f"SELECT key, {_COLUMNS} FROM events WHERE key = ? AND "
+        f"SELECT key, {_COLUMNS} FROM events WHERE key = ? AND type <> '{_ERASED}' AND "
         "seq > (SELECT value FROM store WHERE name = 'merged') ORDER BY seq DESC LIMIT 1",
         (key,),
     ).fetchone()
@@ -153,7 +175,8 @@ def find(db: sqlite3.Connection, key: bytes) -> Event | None:
 def at(db: sqlite3.Connection, key: bytes, number: int) -> Event | None:
     """Return the event of a number, if it is there and has this key."""
     row = db.execute(
-        f"SELECT key, {_COLUMNS} FROM events WHERE seq = ? AND key = ?", (number, key)
+        f"SELECT key, {_COLUMNS} FROM events WHERE seq = ? AND key = ? AND type <> '{_ERASED}'",
+        (number, key),
     ).fetchone()
     return None if row is None else event_of(row)
 
@@ -191,7 +214,7 @@ def recent(
 
 def _conditions(wanted: EventFilter) -> tuple[str, list[Any]]:
     """Return the conditions of a filter, each with an ``AND`` before it, and their values."""
-    conditions, values = "", []
+    conditions, values = f" AND +type <> '{_ERASED}'", list[Any]()
     for condition, value in (
         ("workspace = ?", wanted.workspace_id),
         ("received_at >= ?", wanted.since),
@@ -205,6 +228,10 @@ def _conditions(wanted: EventFilter) -> tuple[str, list[Any]]:
             # The + prevents SQLite from using another index than the one in the order of seq.
             conditions += f" AND +{condition}"
             values.append(value)
+    if wanted.ids is not None:
+        ids = [*filter(is_text, wanted.ids)]
+        conditions += f" AND ifnull(user_id, anonymous_id) IN ({','.join('?' * len(ids))})"
+        values += ids
     for fields, text in wanted.begins:
         conditions += f" AND ({' OR '.join(f'+{field} LIKE ?' for field in fields)})"
         values += [_pattern(text)] * len(fields)

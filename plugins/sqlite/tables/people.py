@@ -59,6 +59,13 @@ _OWNER: Final = f"""(SELECT o.id FROM profiles o WHERE o.id = {_FIRST}
         AND n.name = v.name AND n.created_at IS NOT NULL))"""
 
 
+#: Whether a visitor ``v`` may expire: it belongs to nobody, and made no choice, which would be lost
+#: for a later user.
+_MAY_EXPIRE: Final = f"""{_OWNER} IS NULL AND NOT EXISTS (SELECT 1 FROM profiles c
+    WHERE c.workspace = v.workspace AND c.kind = {USER} AND c.name = v.name
+    AND c.chosen_first IS NOT NULL)"""
+
+
 def _columns(profile: str) -> str:
     """Return what is read of a profile: number, workspace, id, first and last time, the bytes of
     its traits, and how many groups and links it has."""
@@ -280,7 +287,7 @@ def old_visitors(
     window = Window(db, "profiles", "id", after)
     rows = db.execute(
         f"SELECT v.id FROM profiles v WHERE v.id > ? AND v.id <= ? AND v.kind = {VISITOR} "
-        f"AND v.changed_at < ? AND {_OWNER} IS NULL ORDER BY v.id",
+        f"AND v.changed_at < ? AND {_MAY_EXPIRE} ORDER BY v.id",
         (window.after, window.last, before),
     )
     return window.page(rows, lambda row: (row[0], 0), limit)
@@ -293,17 +300,51 @@ def delete_visitors(db: sqlite3.Connection, visitors: Collection[int], before: i
     """
     query = (
         "SELECT v.id, v.workspace FROM {keys} k CROSS JOIN profiles v ON v.id = k.column1 "
-        f"AND v.kind = {VISITOR} AND v.changed_at < k.column2 WHERE {_OWNER} IS NULL"
+        f"AND v.kind = {VISITOR} AND v.changed_at < k.column2 WHERE {_MAY_EXPIRE}"
     )
     old = look_up(db, query, [(one, before) for one in visitors])
+    _delete(db, old)
+    return len(old)
+
+
+def erase(db: sqlite3.Connection, workspace_id: str, kind: int, name: str) -> bool:
+    """Erase a user or a visitor, and return whether there was one."""
+    rows = db.execute(
+        "SELECT id, workspace FROM profiles WHERE workspace = ? AND kind = ? AND name = ?",
+        (workspace_id, kind, name),
+    ).fetchall()
+    db.executemany("DELETE FROM links WHERE profile = ?", [row[:1] for row in rows])
+    _delete(db, rows, counted=kind == VISITOR)
+    return bool(rows)
+
+
+def _delete(db: sqlite3.Connection, old: Sequence[Any], *, counted: bool = True) -> None:
+    """Delete profiles.
+
+    :param old: the number and the workspace of each.
+    :param counted: whether they are visitors.
+    """
     for table in ("traits", "memberships", "identifiers", "claims"):
         db.executemany(f"DELETE FROM {table} WHERE profile = ?", [row[:1] for row in old])
     db.executemany("DELETE FROM profiles WHERE id = ?", [row[:1] for row in old])
+    if not counted:
+        return
     totals = Counter(workspace for _, workspace in old)
     db.executemany(
         "UPDATE visitor_totals SET count = count - ?2 WHERE workspace = ?1", [*totals.items()]
     )
-    return len(old)
+
+
+def links_to(db: sqlite3.Connection, workspace_id: str, anonymous_id: str) -> list[tuple[str, int]]:
+    """Return the links to an anonymous id that count; see :meth:`ErasureStore.links_to`."""
+    if not is_text(anonymous_id):
+        return []
+    return db.execute(
+        "SELECT p.name, l.received_at FROM links l CROSS JOIN profiles p ON p.id = l.profile "
+        "WHERE l.workspace = ? AND l.anonymous_id = ? AND l.received_at IS NOT NULL "
+        "AND l.undone = 0 ORDER BY l.received_at, l.message_id, l.origin, l.profile LIMIT 1000",
+        (workspace_id, anonymous_id),
+    ).fetchall()
 
 
 # ------------------------------------------------------------------------------------------- rows
@@ -385,21 +426,22 @@ def _registers(
     traits: dict[int, dict[str, Any]] = {row[0]: {} for row in rows}
     groups: dict[int, dict[str, Any]] = {row[0]: {} for row in rows}
     query = (
-        "SELECT t.profile, t.%s, t.timestamp, t.message_id, t.origin, t.%s "
+        "SELECT t.timestamp, t.message_id, t.origin, t.%s, t.%s, t.profile "
         "FROM {keys} k CROSS JOIN %s t ON t.profile = k.column1"
     )
-    of_traits = query % ("trait", "value", "traits")
+    of_traits = query % ("value", "trait", "traits")
     keys: list[tuple[Any, ...]] = [row[:1] for row in rows]
     if trait is not None:
         of_traits += " AND t.trait = k.column2"
         keys = [(row[0], trait) for row in rows]
     else:
-        of_groups = query % ("group_id", "assigned", "memberships")
+        of_groups = query % ("assigned", "group_id", "memberships")
         for row in look_up(db, of_groups, [row[:1] for row in rows if row[6]]):
-            groups[row[0]][row[1]] = (row[2:5], bool(row[5]))
-    for profile, name, at, message, origin, value in look_up(db, of_traits, keys):
-        decoded = api.REMOVED if value == REMOVED else orjson.loads(value)
-        traits[profile][name] = ((at, message, origin), decoded)
+            *_, group, profile = row
+            groups[profile][group] = row
+    for row in look_up(db, of_traits, keys):
+        _, _, _, _, name, profile = row
+        traits[profile][name] = row
     return {
         row[0]: Registers(
             id=row[2],
@@ -407,9 +449,14 @@ def _registers(
             updated_at=row[4],
             traits=traits[row[0]],
             groups=groups[row[0]],
+            decode=_decoded,
         )
         for row in rows
     }
+
+
+def _decoded(value: bytes) -> Any:
+    return api.REMOVED if value == REMOVED else orjson.loads(value)
 
 
 def _alone(db: sqlite3.Connection, people: Sequence[Person]) -> dict[int, UserProfile]:

@@ -93,6 +93,10 @@ class Profiles:
         """Return whether this link is known to be stored with an event received before ``at``."""
         return self._links.get(((workspace_id, USER, user_id), anonymous_id), at) < at
 
+    def forget_links(self) -> None:
+        """Forget the links that are remembered: some are erased."""
+        self._links.clear()
+
     def remember_links(self, applied: Applied) -> None:
         """Remember the links of a write whose transaction is committed."""
         self._links.update(applied.links)

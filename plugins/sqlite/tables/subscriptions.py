@@ -14,7 +14,7 @@ from engage.api import (
     SubscriptionState,
 )
 
-from ..connection import insert, key_of, look_up
+from ..connection import KEY_BYTES, insert, key_of, look_up
 from ..schema import USER
 from .paging import Window
 from .people import person_of
@@ -107,13 +107,7 @@ class _IdleChanges:
     def __init__(self, db: sqlite3.Connection, change: SubscriptionChange) -> None:
         self._db = db
         self._user = key_of(change.workspace_id, change.user_id)
-        first, last = self._user + bytes(8), self._user + b"\xff" * 8
-        self._rows: list[bytes] = [
-            row
-            for (row,) in db.execute(
-                "SELECT key FROM changes WHERE key > ? AND key < ? ORDER BY key", (first, last)
-            )
-        ]
+        self._rows = _idle_rows(db, change.workspace_id, change.user_id)
 
     def __contains__(self, key: bytes) -> bool:
         return any(row.endswith(key) for row in self._rows)
@@ -127,6 +121,28 @@ class _IdleChanges:
         self._db.executemany(
             "DELETE FROM changes WHERE key = ?", [(old,) for old in self._rows[: 1 - MAX_IDLE]]
         )
+
+
+def _idle_rows(db: sqlite3.Connection, workspace_id: str, user_id: str) -> list[bytes]:
+    """Return the rows of the changes of a user that had no effect, the oldest first."""
+    user = key_of(workspace_id, user_id)
+    query = "SELECT key FROM changes WHERE key > ? AND key < ? ORDER BY key"
+    return [row for (row,) in db.execute(query, (user + bytes(8), user + b"\xff" * 8))]
+
+
+def erase(db: sqlite3.Connection, workspace_id: str, name: str, pseudonym: str) -> tuple[int, int]:
+    """Erase the choices of an id; see :meth:`ErasureStore.erase_choices`."""
+    # The rows of changes without effect begin with a hash of the id, which can be guessed.
+    idle = _idle_rows(db, workspace_id, name)
+    query = "INSERT OR IGNORE INTO changes (key) VALUES (?)"
+    db.executemany(query, [(row[-KEY_BYTES:],) for row in idle])
+    db.executemany("DELETE FROM changes WHERE key = ?", [(row,) for row in idle])
+    of_id = "WHERE workspace = ? AND user_id = ?"
+    records = db.execute(
+        "UPDATE history SET user_id = ?, secret = '', user_agent = '', address = '' " + of_id,
+        (pseudonym, workspace_id, name),
+    ).rowcount
+    return db.execute(f"DELETE FROM choices {of_id}", (workspace_id, name)).rowcount, records
 
 
 def state(db: sqlite3.Connection, workspace_id: str, user_id: str) -> dict[str, bool]:

@@ -56,6 +56,15 @@ def find(
     ]
 
 
+def erase(db: sqlite3.Connection, workspace_id: str, addresses: Sequence[tuple[str, str]]) -> int:
+    """Delete the suppressions of addresses (channel, address), and return how many."""
+    done = db.executemany(
+        "DELETE FROM suppressions WHERE workspace = ? AND channel = ? AND address = ?",
+        [(workspace_id, *one) for one in addresses],
+    )
+    return max(0, done.rowcount)
+
+
 def scan(
     db: sqlite3.Connection, workspace_id: str | None, after: int | None, limit: int
 ) -> tuple[list[Suppression], int | None]:

@@ -70,6 +70,19 @@ FIND: Final[Operation[Event | None]] = _operation("find", tuple[str, str, str], 
 UNKNOWN: Final[Operation[Sequence[bytes]]] = _operation("unknown", tuple[list[bytes]], list[bytes])
 EXPIRE: Final[Operation[int]] = _operation("expire", tuple[int, int, bool], int)
 DELETE_VISITORS: Final[Operation[int]] = _operation("delete_visitors", tuple[list[int], int], int)
+ERASE_EVENTS: Final[Operation[int]] = _operation("erase_events", tuple[list[bytes]], int)
+#: The two that follow are not repeatable: the second call would return that there was nothing.
+ERASE_PROFILE: Final[Operation[bool]] = _operation(
+    "erase_profile", tuple[str, int, str], bool, repeatable=False
+)
+ERASE_CHOICES: Final[Operation[tuple[int, int]]] = _operation(
+    "erase_choices", tuple[str, str, str], tuple[int, int], repeatable=False
+)
+ERASE_SUPPRESSIONS: Final[Operation[int]] = _operation(
+    "erase_suppressions", tuple[str, list[tuple[str, str]]], int
+)
+REAPPLY: Final[Operation[None]] = _operation("reapply", tuple[list[_Row]], None)
+EMPTY_LOG: Final[Operation[bool]] = _operation("empty_log", tuple[()], bool)
 APPLY_ALL: Final[Operation[list[dict[str, bool]]]] = _operation(
     "apply_all", tuple[list[SubscriptionChange]], list[dict[str, bool]]
 )

@@ -198,7 +198,11 @@ async def test_a_foreign_unique_index_acknowledges_nothing(tmp_path: Path) -> No
         assert await message_ids(made) == ["a"]
 
 
-async def test_a_write_is_as_few_commands_as_possible(tmp_path: Path) -> None:
+async def test_a_write_is_as_few_commands_as_possible(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Once a second, a write looks for erasures.
+    monkeypatch.setattr("engage_plugins.mongo.profiles.ERASURES_SECONDS", 600)
     server = mongo.shared(PROXIED)
     with Proxy(server.address) as proxy:
         url = proxy.url(f"engage_test_{os.urandom(6).hex()}")

@@ -91,7 +91,11 @@ async def test_a_decision_alone_is_no_link(tmp_path: Path) -> None:
         assert profile.anonymous_ids == ["w"]
 
 
-async def test_a_known_link_becomes_earlier(tmp_path: Path, proxy: Proxy) -> None:
+async def test_a_known_link_becomes_earlier(
+    tmp_path: Path, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Once a second, a write looks for erasures.
+    monkeypatch.setattr("engage_plugins.mongo.profiles.ERASURES_SECONDS", 600)
     url = url_of(proxy)
     async with mongo.opened(tmp_path, url) as store:
 

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,6 +74,50 @@ def test_the_log_is_copied_while_writes_continue(
     with contextlib.closing(sqlite3.connect(tmp_path / "engage.db")) as db:
         _, frames, _ = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
     assert frames < 50
+
+
+def test_a_reader_that_stays_is_not_waited_for_all_the_time(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor, when it has ended, the thread that copies the long log, unless that grows much more."""
+    waits: list[int] = []
+    free, begun = threading.Event(), threading.Event()
+    free.set()
+    real = checkpoint.run
+
+    def run(db: sqlite3.Connection, mode: str, wait: float) -> bool:
+        if mode == "RESTART":
+            waits.append(log_bytes(tmp_path))
+        if threading.current_thread().name == "engage-sqlite-checkpoint":
+            begun.set()
+            free.wait(60)
+        return bool(real(db, mode, 0.001))
+
+    monkeypatch.setattr(checkpoint, "run", run)
+    monkeypatch.setattr(checkpoint, "READERS_WAIT", 0.001)
+    write(engine, "first")
+    with contextlib.closing(sqlite3.connect(tmp_path / "engage.db")) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM events").fetchone()
+        number = 0
+        while log_bytes(tmp_path) < 4_000_000:
+            write(engine, number := number + 1)
+            engine.work()
+            time.sleep(0.005)
+        assert 2 <= len(waits) <= (4_000_000 - 1_200_000) // 400_000 + 1
+        assert all(later - earlier >= 400_000 for earlier, later in itertools.pairwise(waits))
+        free.clear()
+        begun.clear()
+        while not begun.wait(0.01):
+            engine.work()
+        reader.execute("ROLLBACK")
+    monkeypatch.setattr(checkpoint, "FORCED_CHECKPOINT_WAIT", 60.0)
+    before = time.monotonic()
+    for _ in range(5):
+        write(engine, number := number + 1)
+        engine.work()
+    assert time.monotonic() - before < 30
+    free.set()
 
 
 @pytest.mark.parametrize("where", ["thread", "writer"])

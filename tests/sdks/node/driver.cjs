@@ -1,29 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
 "use strict";
 /**
- * Drives one Node SDK by a plan on standard input: {"sdk", "host", "key", "options", "calls":
- * [{"call", "arguments"}]}; a timestamp is ISO 8601. Prints {"errors": [text, …]}.
+ * Drives one Node SDK by a plan on standard input: {"sdk", "host", "key", "options", "example",
+ * "pause", "calls": [{"call", "arguments"}]}; a timestamp is ISO 8601. "example" is code that makes
+ * the client "analytics", in place of host, key and options. "pause" is the seconds from one call to
+ * the next. Prints {"errors": [text, …]}.
  */
 const plan = JSON.parse(require("fs").readFileSync(0, "utf8"));
 /** @type {string[]} */ const errors = [];
 const failed = (error) => error && errors.push(String((error && error.message) || error));
+// What @dittofeed/sdk-node sends between two calls, it sends without a handler.
+process.on("unhandledRejection", failed);
+/** @param {() => any} make @returns {any} the client of the example, if there is one */
+const made = (make) => (plan.example ? new Function("require", plan.example + "\nreturn analytics;")(require) : make());
 
 /** Each opens a client and returns how to call it and how to end it. */
 const sdks = {
   "@segment/analytics-node": () => {
     const { Analytics } = require("@segment/analytics-node");
-    const client = new Analytics({ writeKey: plan.key, host: plan.host, ...plan.options });
+    const client = made(() => new Analytics({ writeKey: plan.key, host: plan.host, ...plan.options }));
     client.on("error", (error) => failed(error.reason || error.code || error));
     return { client, end: () => client.closeAndFlush() };
   },
   "@rudderstack/rudder-sdk-node": () => {
     const RudderAnalytics = require("@rudderstack/rudder-sdk-node");
-    const client = new RudderAnalytics(plan.key, { dataPlaneUrl: plan.host, errorHandler: failed, ...plan.options });
+    const client = made(() => new RudderAnalytics(plan.key, { dataPlaneUrl: plan.host, ...plan.options }));
+    client.errorHandler = failed;
     return { client, end: () => drained(client) };
   },
   "analytics-node": () => {
     const Analytics = require("analytics-node");
-    const client = new Analytics(plan.key, { host: plan.host, errorHandler: failed, ...plan.options });
+    const client = made(() => new Analytics(plan.key, { host: plan.host, ...plan.options }));
+    client.errorHandler = failed;
     return { client, end: () => drained(client) };
   },
   "@dittofeed/sdk-node": async () => {
@@ -46,7 +54,10 @@ process.on("exit", () => require("fs").writeSync(1, JSON.stringify({ errors })))
 
 (async () => {
   const { client, end } = await sdks[plan.sdk]();
-  for (const { call, arguments: given } of plan.calls) {
+  const start = performance.now();
+  for (const [number, { call, arguments: given }] of plan.calls.entries()) {
+    const wait = start + 1000 * plan.pause * number - performance.now();
+    if (plan.pause) await new Promise((go) => setTimeout(go, wait));
     const message = { ...given };
     if (message.timestamp) message.timestamp = new Date(message.timestamp);
     if (typeof client[call] !== "function") throw new Error(`${plan.sdk} has no ${call}`);

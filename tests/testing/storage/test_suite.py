@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import itertools
 import os
+import sqlite3
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,8 +30,10 @@ from engage.api import (
     CountSum,
     DeadLetter,
     DeadLetterStore,
+    ErasureStore,
     Event,
     EventStore,
+    Kind,
     Outcome,
     Page,
     ProfileStore,
@@ -45,7 +48,7 @@ from engage.api import (
     Suppression,
     SuppressionStore,
 )
-from engage.testing import Bench, StorageConformance, harness
+from engage.testing import Bench, StorageConformance, harness, identify
 from engage_plugins.sqlite.store import SqliteStorage
 from support import flaws
 from support.memory_store import MemoryEvents
@@ -521,7 +524,52 @@ def suite(storage: type[SqliteStorage], monkeypatch: pytest.MonkeyPatch) -> Stor
     return Suite()
 
 
+class DeletesEvents(SqliteStorage):
+    """Forgets the identity of an erased event."""
+
+    async def erase_events(self, events: Sequence[Event]) -> int:
+        for one in events:
+            await super().erase_events([one])
+        with contextlib.closing(sqlite3.connect(self._settings.path)) as db, db:
+            return db.execute("DELETE FROM events WHERE type = 'erased'").rowcount
+
+
+class KeepsLinks(SqliteStorage):
+    """Remembers the links of an erased user."""
+
+    async def erase_profile(self, workspace_id: str, kind: Kind, name: str) -> bool:
+        links = await self.links_to(workspace_id, "a")
+        done = await super().erase_profile(workspace_id, kind, name)
+        for user, at in links:
+            again = identify("again", user, anonymous_id="a")
+            await self.reapply([dataclasses.replace(again, received_at=at)])
+        return done
+
+
+#: Returns the stored body of an erased event, or none.
+HasNoErasedBody = returned(
+    "write",
+    lambda found: [dataclasses.replace(one, stored=one.stored or None) for one in found],
+)
+#: Deletes the records of erased choices.
+DeletesRecords = returned("erase_choices", lambda found: (found[0], 0))
+#: Does not apply anything again.
+AppliesOnce = given("reapply", type="track")
+#: Returns the links in the order of the users.
+OrdersUsers = returned("links_to", sorted)
+#: Does not know the field.
+IgnoresIds = flaws.returned(SqliteStorage, "scan", items=lambda page: page.items[:1])
+
+
 FLAWS = [
+    (DeletesEvents, "test_an_erased_event_is_a_duplicate_of_nothing"),
+    (DeletesEvents, "test_an_erased_identity_is_kept_by_other_processes_and_expires"),
+    (HasNoErasedBody, "test_an_erased_event_is_a_duplicate_of_nothing"),
+    (KeepsLinks, "test_what_happens_later_makes_a_new_user"),
+    (DeletesRecords, "test_choices_are_erased_and_records_get_a_pseudonym"),
+    (AppliesOnce, "test_changes_are_applied_again"),
+    (OrdersUsers, "test_links_to_an_anonymous_id_are_in_the_order_of_receipt"),
+    (IgnoresIds, "test_a_filter_has_ids"),
     (Acknowledges, "test_nothing_is_acknowledged_while_the_store_is_broken"),
     (Acknowledges, "test_acknowledged_events_survive_a_failure_while_writing"),
     (SaysSomethingElse, "test_every_method_raises_unavailable"),
@@ -636,6 +684,7 @@ def test_the_suite_skips_interfaces_that_a_storage_lacks(
             DeadLetterStore,
             RecordStore,
             CountStore,
+            ErasureStore,
         ):
             with pytest.raises(Skipped):
                 one.run(one.open_as(interface))

@@ -11,7 +11,7 @@ import pytest
 from engage.api import MAX_CANDIDATES, ProfileLimits
 from engage.testing import WORKSPACE, event, identify
 from engage.testing.factories import TIME, all_pages, profile_of, store_all
-from engage.testing.storage.visitors import visit
+from engage.testing.storage.visitors import decision, visit
 from engage_plugins.sqlite.connection import FileConnection
 from engage_plugins.sqlite.store import SqliteStorage
 from engage_plugins.sqlite.tables import paging, people
@@ -144,6 +144,35 @@ async def test_a_flood_of_candidates_is_examined_in_steps(store: SqliteStorage) 
     found = await store.find_users(WORKSPACE, "email", ["a@b.c", "x@b.c"])
     assert list(found["a@b.c"]) == [f"u{n:03}" for n in range(300, 400)]
     assert list(found["x@b.c"]) == [f"u{n:03}" for n in range(100)]
+
+
+async def test_a_thousand_users_of_a_visitor_and_visitors_of_a_user(store: SqliteStorage) -> None:
+    """Each is one more than a user has links."""
+    many = range(1001)
+    await store_all(store, visit("hub", "hub", traits={"hub": 1, "email": "hub@b.c"}))
+    hubs = [identify(f"h{n}", f"h{n}", received=n, anonymous_id="hub") for n in many]
+    await store_all(store, *reversed(hubs))
+    visits = [visit(f"v{n}", f"v{n}", n, traits={"email": f"v{n}@b.c", "n": n}) for n in many]
+    await store_all(store, *visits)
+    links = [identify(f"u{n}", "u", received=n, anonymous_id=f"v{n}") for n in many]
+    await store_all(store, *links)
+    assert store.dropped_changes == 1
+    statements = Statements(store._reader)
+    users = {one.user_id: one for one in await all_pages(store.scan_users, WORKSPACE, limit=1000)}
+    assert len(statements.taken()) < 100
+    assert {name for name, one in users.items() if "hub" in one.traits} == {"h0"}
+    # The 100 that were linked first are merged, and belong to the user with all others.
+    assert users["u"].traits == {"email": "v99@b.c", "n": 99}
+    assert users["u"].anonymous_ids == sorted(f"v{n}" for n in range(1000))
+    wanted = ["hub@b.c", "v99@b.c", "v100@b.c", "v1000@b.c"]
+    found = await store.find_users(WORKSPACE, "email", wanted)
+    assert dict(found) == {"hub@b.c": ["h0"], "v99@b.c": ["u"]}
+    alone = await store.find_visitors(WORKSPACE, "email", wanted)
+    assert dict(alone) == {"v1000@b.c": ["v1000"]}
+    # An operator undoes all links but the last.
+    undone = [decision(f"d{n}", f"h{n}", "hub", linked=False) for n in many[:-1]]
+    await store_all(store, *undone)
+    assert (await store.visitor(WORKSPACE, "hub")).user_id == "h1000"
 
 
 async def test_deleted_visitors_leave_nothing(store: SqliteStorage, tmp_path: Path) -> None:

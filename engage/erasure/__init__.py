@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A person: everything that a store has of one, and erasing it.
+
+=================  ================================================================
+``person.py``      finds what belongs to a person, and exports it
+``erase.py``       erases a user, and carries out a file of erasures
+``requests.py``    the requests to erase that providers reported
+=================  ================================================================
+
+The file of erasures is in :mod:`engage.upkeep.erasures`.
+"""

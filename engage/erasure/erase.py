@@ -1,0 +1,374 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Erasing people: one user of a workspace, or all of a file of erasures.
+
+Nothing is erased before the erasure is durable in the file beside the config. What belongs to a
+user is found by its links, so these are erased last: an erasure that was interrupted begins again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import time
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import orjson
+
+from engage.api import (
+    DeadLetterStore,
+    EngageError,
+    Event,
+    EventFilter,
+    EventStore,
+    Kind,
+    StorageError,
+    SubscriptionStore,
+    SuppressionStore,
+    render_time,
+)
+from engage.config import Config
+from engage.erasure.person import (
+    Erasable,
+    Person,
+    addresses_of,
+    erasable,
+    events_of,
+    letters_of,
+    own_ids,
+    visitors_of,
+)
+from engage.pipeline.operator import decide_link
+from engage.upkeep.audit import AUDIT, Actor, record_audit
+from engage.upkeep.erasures import (
+    Erasure,
+    append,
+    erasures_path,
+    fingerprint,
+    hash_of,
+    key_of,
+    newest,
+    read,
+)
+from engage.upkeep.export import PAGE, all_pages
+from engage.upkeep.tombstones import is_done, put_tombstones
+
+__all__ = ["HASHED", "Receipt", "erase_user", "hashed_address", "repeat"]
+
+#: Begins a suppressed address of which only the hash is kept.
+HASHED: Final = "hmac-sha256:"
+#: Told what is done at the moment, and how many things of it are done.
+Report = Callable[[str, int], None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """What was erased of a user."""
+
+    workspace: str
+    #: :func:`~engage.upkeep.erasures.hash_of` the user id.
+    user: str
+    #: What was received before is erased: milliseconds since 1970 UTC.
+    at: int
+    #: Whether anything was known of the id.
+    known: bool
+    counts: Mapping[str, int]
+    seconds: float
+    #: Whether nothing can be left in the files of the store; see :meth:`ErasureStore.settle`.
+    overwritten: bool
+
+    def document(self) -> dict[str, Any]:
+        """Return the receipt as a JSON object."""
+        return {
+            "workspace": self.workspace,
+            "user": self.user,
+            "erasedBefore": render_time(self.at),
+            "known": self.known,
+            "erased": dict(self.counts),
+            "seconds": round(self.seconds, 1),
+            "overwritten": self.overwritten,
+        }
+
+
+def hashed_address(key: str, workspace_id: str, channel: str, address: str) -> str:
+    """Return the form in which the suppressed address of an erased person is kept."""
+    return HASHED + hash_of(key, workspace_id, f"{channel}:{address}")
+
+
+async def erase_user(
+    store: EventStore,
+    config: Config,
+    workspace_id: str,
+    user_id: str,
+    *,
+    actor: Actor,
+    report: Report = lambda _step, _count: None,
+) -> Receipt:
+    """Erase what the server received of a user until now, and return the receipt.
+
+    It takes at least twice ``storage.write_timeout``, because a request that was received before
+    may still be written.
+
+    :raises EngageError: if the storage cannot erase, if the config has no key, or if the file of
+        erasures cannot be written: nothing is erased then.
+    :raises StorageUnavailable: if the store failed; calling it again goes on.
+    """
+    key, known = key_of(config), erasable(store)
+    user = hash_of(key, workspace_id, user_id)
+    began, at = time.monotonic(), _now()
+    noted: list[Erasure] = []
+
+    async def note(names: Collection[str]) -> None:
+        lines = [_erasure(key, workspace_id, "visitor", name, at) for name in sorted(names)]
+        if not noted:
+            lines.insert(0, _erasure(key, workspace_id, "user", user_id, at))
+        append(erasures_path(config), lines)
+        noted.extend(lines)
+        await put_tombstones(known, lines)
+
+    exists = await known.profile(workspace_id, user_id) is not None
+    visitors = await visitors_of(known, workspace_id, user_id)
+    await note(visitors)
+    report("waiting for the requests of this moment", 0)
+    await asyncio.sleep(2 * config.storage.write_timeout)
+    if later := await visitors_of(known, workspace_id, user_id) - visitors:
+        await note(later)
+        visitors |= later
+    person = Person(
+        workspace_id=workspace_id, users={user_id: at}, visitors=dict.fromkeys(visitors, at)
+    )
+    counts, overwritten = await _carry_out(known, config, person, report)
+    await put_tombstones(known, noted, done=True)
+    receipt = Receipt(
+        workspace=workspace_id,
+        user=user,
+        at=at,
+        known=exists or any(counts.values()),
+        counts=counts,
+        seconds=time.monotonic() - began,
+        overwritten=overwritten,
+    )
+    details = receipt.document()
+    details |= details.pop("erased")
+    await record_audit(known, actor, "user-erased", details, now=_now())
+    return receipt
+
+
+async def repeat(
+    store: EventStore,
+    config: Config,
+    erasures: Sequence[Erasure],
+    *,
+    report: Report = lambda _step, _count: None,
+) -> Mapping[str, int]:
+    """Carry out erasures again, for example on a backup from before, and return what was erased.
+
+    Those that this store has carried out are left out. The others are compared with all ids in the
+    store, which takes as long as reading it. They are also appended to the file of this config.
+
+    :raises EngageError: as :func:`erase_user`; ``ErasuresFileError`` if the file of this config
+        cannot be read or written.
+    """
+    key, known = key_of(config), erasable(store)
+    todo = [one for one in erasures if not await is_done(known, one)]
+    path = erasures_path(config)
+    there = set(read(path, key)[0])
+    if missing := [one for one in erasures if one not in there]:
+        append(path, missing)
+    total = Counter[str]()
+    if not todo:
+        return total
+    await put_tombstones(known, todo)
+    for person in await _matching(known, key, todo, report):
+        visitors = dict(person.visitors)
+        for name, at in person.users.items():
+            for visitor in await visitors_of(known, person.workspace_id, name):
+                visitors[visitor] = max(at, visitors.get(visitor, 0))
+        counts, _ = await _carry_out(
+            known, config, dataclasses.replace(person, visitors=visitors), report
+        )
+        total.update(counts)
+    await put_tombstones(known, todo, done=True)
+    return total
+
+
+def _erasure(key: str, workspace_id: str, kind: Any, name: str, at: int) -> Erasure:
+    return Erasure(
+        workspace=workspace_id,
+        kind=kind,
+        hash=hash_of(key, workspace_id, name),
+        at=at,
+        key=fingerprint(key),
+    )
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000
+
+
+# ---------------------------------------------------------------------------------------- matching
+async def _matching(
+    store: Erasable, key: str, erasures: Iterable[Erasure], report: Report
+) -> list[Person]:
+    """Return whom erasures mean, one for each workspace that has any of them."""
+    times = newest(erasures)
+    workspaces = {workspace for workspace, *_ in times}
+    found: dict[str, tuple[dict[str, int], dict[str, int]]] = {}
+    hashed = functools.lru_cache(maxsize=100_000)(functools.partial(hash_of, key))
+    read = 0
+    async for workspace, user, visitor in _ids(store):
+        read += 1
+        if read % PAGE == 0:
+            report("comparing ids", read)
+        if workspace not in workspaces:
+            continue
+        for kind, name in (("user", user), ("visitor", visitor)):
+            if name is None:
+                continue
+            at = times.get((workspace, kind, hashed(workspace, name)))
+            if at is not None:
+                users, visitors = found.setdefault(workspace, ({}, {}))
+                (users if kind == "user" else visitors)[name] = at
+    return [
+        Person(workspace_id=workspace, users=users, visitors=visitors)
+        for workspace, (users, visitors) in found.items()
+    ]
+
+
+async def _ids(store: Erasable) -> AsyncIterator[tuple[str, str | None, str | None]]:
+    """Yield all ids in a store, each any number of times: workspace, user id, anonymous id."""
+    async for user in all_pages(functools.partial(store.scan_users, None)):
+        yield user.workspace_id, user.user_id, None
+    async for visitor in all_pages(functools.partial(store.scan_visitors, None)):
+        yield visitor.workspace_id, None, visitor.anonymous_id
+    if isinstance(store, SubscriptionStore):
+        async for choice in all_pages(functools.partial(store.scan_subscriptions, None)):
+            yield choice.workspace_id, choice.user_id, choice.user_id
+        async for record in all_pages(functools.partial(store.history, None, None)):
+            yield record.workspace_id, record.user_id, record.user_id
+    if isinstance(store, DeadLetterStore):
+        async for letter in all_pages(functools.partial(store.scan_dead_letters, None)):
+            yield letter.workspace_id, letter.user_id, letter.anonymous_id
+    async for event in all_pages(functools.partial(store.scan, EventFilter())):
+        yield event.workspace_id, event.user_id, event.anonymous_id
+
+
+# ----------------------------------------------------------------------------------------- erasing
+async def _carry_out(
+    store: Erasable, config: Config, person: Person, report: Report
+) -> tuple[Counter[str], bool]:
+    """Erase what belongs to a person.
+
+    :return: how much of each kind, and what :meth:`ErasureStore.settle` returned.
+    """
+    counts, workspace_id = Counter[str](), person.workspace_id
+    workspace = next((one for one in config.workspaces if one.id == workspace_id), None)
+    own = await own_ids(store, person)
+    addresses = await addresses_of(store, workspace, person)
+    report("searching events", 0)
+    async for some in _parts(events_of(store, person)):
+        gone = [one for one in some if person.owns(one.user_id, one.anonymous_id, one.received_at)]
+        counts["events"] += await store.erase_events(gone)
+        report("events", counts["events"])
+    if isinstance(store, DeadLetterStore):
+        letters = [one.id async for one in letters_of(store, person, addresses)]
+        for start in range(0, len(letters), PAGE):
+            counts["deadLetters"] += await store.remove(workspace_id, letters[start : start + PAGE])
+    counts["auditEntries"] = await _hide_in_audit(store, key_of(config), person)
+    counts["suppressions"] = await _hash_addresses(store, key_of(config), workspace_id, addresses)
+    pseudonym = f"erased-{uuid.uuid4()}"
+    for name in own:
+        choices, changes = await store.erase_choices(workspace_id, name, pseudonym)
+        counts["choices"] += choices
+        counts["subscriptionHistory"] += changes
+    for name, at in person.visitors.items():
+        counts["undoneLinks"] += await _keep_apart(store, person, name, at)
+        if name in own and name not in person.users:
+            await store.erase_profile(workspace_id, Kind.USER, name)
+        counts["visitors"] += await store.erase_profile(workspace_id, Kind.VISITOR, name)
+        report("visitors", counts["visitors"])
+    for name in person.users:
+        counts["users"] += await store.erase_profile(workspace_id, Kind.USER, name)
+    overwritten = await store.settle()
+    # What the person did since then makes a new user.
+    since = min((*person.users.values(), *person.visitors.values()))
+    async for some in _parts(events_of(store, person, since=since)):
+        await store.reapply(
+            [one for one in some if not person.owns(one.user_id, one.anonymous_id, one.received_at)]
+        )
+    return counts, overwritten
+
+
+async def _parts(events: AsyncIterator[Event]) -> AsyncIterator[list[Event]]:
+    part: list[Event] = []
+    async for event in events:
+        part.append(event)
+        if len(part) == PAGE:
+            yield part
+            part = []
+    if part:
+        yield part
+
+
+async def _keep_apart(store: Erasable, person: Person, anonymous_id: str, before: int) -> int:
+    """Undo the links of an erased visitor to other users: the next one would inherit it. Return how
+    many."""
+    undone = 0
+    for user_id, at in await store.links_to(person.workspace_id, anonymous_id):
+        if user_id not in person.users and at < before:
+            try:
+                await decide_link(
+                    store, person.workspace_id, user_id, anonymous_id, linked=False, now=_now()
+                )
+            except StorageError:
+                raise
+            except EngageError:  # The user does not exist, or the id is that of a user.
+                continue
+            undone += 1
+    return undone
+
+
+async def _hash_addresses(
+    store: Erasable, key: str, workspace_id: str, addresses: set[tuple[str, str]]
+) -> int:
+    """Keep suppressions of addresses under hashes, so that nothing is sent to them either."""
+    if not isinstance(store, SuppressionStore) or not addresses:
+        return 0
+    found = await store.suppressions(workspace_id, sorted(addresses))
+    await store.suppress(
+        [
+            dataclasses.replace(
+                one,
+                address=hashed_address(key, workspace_id, one.channel, one.address),
+                source_id="",
+            )
+            for one in found
+        ]
+    )
+    erased: int = await store.erase_suppressions(workspace_id, sorted(addresses))
+    return erased
+
+
+async def _hide_in_audit(store: Erasable, key: str, person: Person) -> int:
+    """Replace the ids in the audit by their hashes, and return in how many entries."""
+    ids = {*person.users, *person.visitors}
+    hidden = 0
+    async for record in all_pages(functools.partial(store.list_records, AUDIT)):
+        body = orjson.loads(record.body)
+        details = body.get("details")
+        if not isinstance(details, dict) or details.get("workspace") != person.workspace_id:
+            continue
+        changed = {
+            name: hash_of(key, person.workspace_id, value)
+            if isinstance(value, str) and value in ids and name != "workspace"
+            else value
+            for name, value in details.items()
+        }
+        if changed != details:
+            encoded = orjson.dumps({**body, "details": changed})
+            await store.put_record(dataclasses.replace(record, body=encoded))
+            hidden += 1
+    return hidden

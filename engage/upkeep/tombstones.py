@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The erasures that a store knows: what a log brings back of an erased person is dropped.
+
+A tombstone is a record of kind :data:`ERASURE`; its id is the kind of the erased id and its hash.
+It is written before anything is erased, and marked when all is done.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Final
+
+import orjson
+
+from engage.api import EventStore, Record, RecordStore
+from engage.upkeep.erasures import Erasure, hash_of
+from engage.upkeep.export import all_pages
+
+__all__ = ["ERASURE", "Tombstones", "is_done", "put_tombstones"]
+
+#: The kind of the records.
+ERASURE: Final = "erasure"
+
+
+class Tombstones:
+    """Tells what was received of an erased person before the erasure.
+
+    :param store: an open store.
+    :param key: of the hashes; ``None``: nothing can have been erased.
+    """
+
+    def __init__(self, store: EventStore, key: str | None) -> None:
+        self._records = store if isinstance(store, RecordStore) and key is not None else None
+        self._key = key or ""
+        self._version = -1
+        #: (workspace, id of the record) → time.
+        self._times: dict[tuple[str, str], int] = {}
+        self._newest = 0
+
+    async def refresh(self) -> None:
+        """Look for erasures since the last call.
+
+        :raises StorageUnavailable: if the store does not answer.
+        """
+        if self._records is None:
+            return
+        version = await self._records.records_version(ERASURE)
+        if version != self._version:
+            read = functools.partial(self._records.list_records, ERASURE)
+            self._times = {
+                (one.workspace_id, one.id): one.at async for one in all_pages(read, attempts=1)
+            }
+            self._newest = max(self._times.values(), default=0)
+            self._version = version
+
+    def cover(
+        self, workspace_id: str, user_id: str | None, anonymous_id: str | None, received_at: int
+    ) -> bool:
+        """Return whether what was received at a time for these ids is erased."""
+        if received_at >= self._newest:  # So an event that has just been received costs nothing.
+            return False
+        kind, name = ("user", user_id) if user_id is not None else ("visitor", anonymous_id)
+        if name is None:
+            return False
+        record_id = f"{kind}:{hash_of(self._key, workspace_id, name)}"
+        return received_at < self._times.get((workspace_id, record_id), 0)
+
+
+async def put_tombstones(
+    store: RecordStore, erasures: Iterable[Erasure], *, done: bool = False
+) -> None:
+    """Write tombstones.
+
+    :param done: whether all that they stand for is erased.
+    :raises StorageUnavailable: if they may not be durable.
+    """
+    for one in erasures:
+        record_id = f"{one.kind}:{one.hash}"
+        there = await store.get_record(ERASURE, one.workspace, record_id)
+        if there is None or there.at < one.at or (there.at == one.at and done):
+            body = orjson.dumps({"key": one.key, "done": done})
+            await store.put_record(
+                Record(kind=ERASURE, workspace_id=one.workspace, id=record_id, body=body, at=one.at)
+            )
+
+
+async def is_done(store: RecordStore, erasure: Erasure) -> bool:
+    """Return whether the store has nothing left of an erasure: it, or a later one, was carried
+    out."""
+    there = await store.get_record(ERASURE, erasure.workspace, f"{erasure.kind}:{erasure.hash}")
+    if there is None or there.at < erasure.at:
+        return False
+    return orjson.loads(there.body).get("done") is True

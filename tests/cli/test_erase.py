@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``engage erase`` and ``engage export user``, also beside a server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from click.testing import Result
+
+from engage.testing.factories import event
+from engage.upkeep import erasures
+from support.commands import run
+from support.people import KEY, fill, lines, traces
+from support.server_process import start_server
+from support.sqlite import config_file, open_store
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Make a config with a key, and a store with a person."""
+    path = config_file(tmp_path)
+    text = path.read_text().replace("[storage]", "[storage]\nwrite_timeout = 1", 1)
+    path.write_text(f'[erasures]\nkey = "{KEY}"\n{text}\n[workspaces.webhooks]\n')
+
+    async def write() -> None:
+        async with open_store(path) as store:
+            await fill(store)
+
+    asyncio.run(write())
+    return path
+
+
+def look(config: Path, what: Any) -> Any:
+    async def read() -> Any:
+        async with open_store(config) as store:
+            return await what(store)
+
+    return asyncio.run(read())
+
+
+def erase(config: Path, *arguments: str, user: str = "ann") -> Result:
+    options = ("--config", config, "--workspace", "acme", "--user", user)
+    return run("erase", "user", *options, *arguments)
+
+
+def test_erase_prints_a_receipt_and_notes_the_erasure(config: Path) -> None:
+    result = erase(config, "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    receipt = json.loads(result.stdout)
+    assert receipt["user"] == erasures.hash_of(KEY, "acme", "ann")
+    assert (receipt["known"], receipt["overwritten"]) == (True, True)
+    assert receipt["erased"]["events"] == 8
+    assert look(config, traces) == []
+    known, _ = erasures.read(config.with_name("engage.toml.erasures"), KEY)
+    assert {(one.kind, one.hash) for one in known} >= {
+        ("user", receipt["user"]),
+        ("visitor", erasures.hash_of(KEY, "acme", "a1")),
+    }
+    again = erase(config)
+    assert again.exit_code == 0
+    assert again.stdout.startswith("nothing was known of this user id\nerased: nothing, in ")
+    assert "ann" not in again.stdout.replace("scanned", "")
+
+
+def test_nothing_is_erased_if_the_file_cannot_be_written(config: Path) -> None:
+    before = look(config, lines)
+    (config.parent / "engage.toml.erasures").mkdir()
+    result = erase(config)
+    assert result.exit_code == 1
+    assert "engage.toml.erasures cannot be written: Is a directory" in result.stderr
+    assert look(config, lines) == before
+
+
+def test_a_config_without_a_key_says_what_to_add(config: Path) -> None:
+    config.write_text(config.read_text().partition("\n")[2].partition("\n")[2])
+    result = erase(config)
+    assert result.exit_code == 1
+    assert "add this to" in result.stderr
+    assert '[erasures] key = "…"' in result.stderr
+
+
+def test_a_short_key_is_refused(config: Path) -> None:
+    config.write_text(config.read_text().replace(KEY, KEY[:31]))
+    result = erase(config)
+    assert result.exit_code == 1
+    assert "erasures.key: is too short (at least 32)" in result.stderr
+    assert KEY[:31] not in result.stderr
+
+
+def test_erasures_are_repeated_from_a_file(config: Path, tmp_path: Path) -> None:
+    erase(config)
+    file = config.with_name("engage.toml.erasures")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    other = config_file(elsewhere)
+    other.write_text(f'[erasures]\nkey = "{KEY}"\n{other.read_text()}')
+    look(other, fill)
+    result = run("erase", "--config", other, "--from", file)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "erased: events 8" in result.stdout
+    assert look(other, traces) == []
+    assert "erased: nothing" in run("erase", "--config", other, "--from", file).stdout
+    wrong = run("erase", "--config", other, "--from", file, "requests")
+    assert wrong.exit_code == 2
+
+
+def test_requests_of_providers_are_listed(config: Path) -> None:
+    names = '\nshopify = {client_secret = "s"}\n'
+    text = config.read_text().replace("[workspaces.webhooks]\n", "")
+    acme, _, other = text.partition('[[workspaces]]\nid = "other"')
+    config.write_text(f'{acme}[workspaces.webhooks]{names}[[workspaces]]\nid = "other"{other}')
+
+    async def ask(store: Any) -> None:
+        name: dict[str, Any] = {"event": "Customer Redaction Requested", "user_id": "ann"}
+        await store.write(
+            [
+                event("r1", origin="shopify", at=9, **name),
+                event("r2", at=9, **name),
+                event("r3", origin="shopify", at=8, **{**name, "user_id": "bob"}),
+            ]
+        )
+
+    look(config, ask)
+    result = run("erase", "requests", "--config", config, "--workspace", "acme")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert [line.split("\t")[1:] for line in result.stdout.splitlines()] == [
+        ["shopify", "ann"],
+        ["shopify", "bob"],
+    ]
+    erase(config)
+    result = run("erase", "requests", "--config", config, "--workspace", "acme")
+    assert [line.split("\t")[1:] for line in result.stdout.splitlines()] == [["shopify", "bob"]]
+
+
+def test_everything_about_a_user_is_exported(config: Path) -> None:
+    options = ("--config", config, "--workspace", "acme")
+    result = run("export", "user", *options, "--user", "ann")
+    assert (result.exit_code, result.stderr) == (0, "")
+    kinds = [json.loads(line)["record"] for line in result.stdout.splitlines()]
+    assert kinds[0] == "users"
+    assert kinds.count("events") == 8
+    unknown = run("export", "user", *options, "--user", "nobody")
+    assert unknown.exit_code == 1
+    assert "nothing is known of the user 'nobody'" in unknown.stderr
+    assert run("export", "user", *options).exit_code == 2
+    assert run("export", "user", *options, "--user", "ann", "--limit", "1").exit_code == 2
+
+
+def test_the_state_of_a_key_is_noted(config: Path) -> None:
+    for state in ("disable", "enable", "disable"):
+        run("keys", state, "--config", config, "--workspace", "acme", "website")
+    run("keys", "disable", "--config", config, "--workspace", "acme", "website")
+    _, notes = erasures.read(config.with_name("engage.toml.erasures"), None)
+    assert [one.state for one in notes] == ["disabled", "enabled", "disabled"]
+
+
+# ----------------------------------------------------------------------------------------- a server
+@pytest.mark.slow
+def test_a_user_whose_events_arrive_is_erased_up_to_the_receipt(tmp_path: Path) -> None:
+    """500 events a second of the same user arrive while it is erased."""
+    extra = f'[erasures]\nkey = "{KEY}"\n'
+    storage = '[storage]\nbackend = "sqlite"\nwrite_timeout = 2\n[storage.sqlite]\npath="engage.db"'
+    with start_server(tmp_path, workers=2, storage=storage, config_extra=extra) as server:
+        stop = threading.Event()
+        sent: list[int] = []
+
+        def send(number: int) -> None:
+            with httpx.Client(base_url=server.url, timeout=60) as client:
+                send_all(number, client)
+
+        def send_all(number: int, client: httpx.Client) -> None:
+            count = 0
+            while not stop.is_set():
+                began = time.monotonic()
+                batch = [
+                    {
+                        "type": "identify",
+                        "userId": "ann",
+                        "anonymousId": f"a{number}",
+                        "messageId": f"m{number}-{count}-{n}",
+                        "traits": {f"t{(count + n) % 7}": count},
+                    }
+                    for n in range(25)
+                ]
+                answer = client.post(
+                    "/v1/batch", json={"batch": batch}, headers={"Authorization": auth}
+                )
+                assert answer.status_code == 200
+                sent.append(25)
+                count += 1
+                time.sleep(max(0.0, 0.1 - (time.monotonic() - began)))
+
+        auth = server.authorization
+        threads = [threading.Thread(target=send, args=(number,)) for number in range(2)]
+        for thread in threads:
+            thread.start()
+        time.sleep(2)
+        result = run("erase", "user", "--config", server.config, "--user", "ann", "--json")
+        time.sleep(1)
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert result.exit_code == 0, result.stderr
+        receipt = json.loads(result.stdout)
+        events = server.export("events")
+        assert receipt["erased"]["events"] > 0
+        assert len(events) + receipt["erased"]["events"] == sum(sent)
+        assert min(one["receivedAt"] for one in events) >= receipt["erasedBefore"]
+        (user,) = server.export("users")
+        expected: dict[str, Any] = {}
+        for found in sorted(events, key=lambda one: (one["timestamp"], one["messageId"])):
+            expected |= found["traits"]
+        assert user["traits"] == expected
+        assert user["anonymousIds"] == ["a0", "a1"]

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``engage subscription-link``; that its links work is tested with the page."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from engage.keys.links import subscription_hash
+from support.commands import run
+
+CONFIG = """
+[server]
+{server}
+
+[[workspaces]]
+id = "acme"
+subscription_secret = ["new", "old"]
+
+[[workspaces.subscription_groups]]
+id = "news"
+channel = "email"
+type = "opt_out"
+
+[[workspaces]]
+id = "other"
+"""
+PUBLIC = 'public_url = "https://events.example.com/"'
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    return write(tmp_path, PUBLIC)
+
+
+def write(folder: Path, server: str) -> Path:
+    path = folder / "engage.toml"
+    path.write_text(CONFIG.format(server=server))
+    return path
+
+
+def members(url: str) -> dict[str, str]:
+    parts = urlsplit(url.strip())
+    assert parts.path == "/api/public/subscription-management/page"
+    return {name: value for name, (value,) in parse_qs(parts.query).items()}
+
+
+def link(config: Path, *arguments: object, workspace: str = "acme") -> str:
+    chosen = ("--config", config, "--workspace", workspace)
+    result = run("subscription-link", *chosen, *arguments)
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
+
+
+def test_a_link_is_signed_with_the_first_secret(config: Path) -> None:
+    url = link(config, "--user", "ü 1&")
+    assert url.startswith("https://events.example.com/api/")
+    signed = subscription_hash(
+        "new", user_id="ü 1&", workspace_id="acme", identifier="ü 1&", identifier_key="id"
+    )
+    assert members(url) == {"w": "acme", "i": "ü 1&", "ik": "id", "h": signed}
+
+
+def test_a_link_of_a_message_names_its_group_and_language_and_expires(config: Path) -> None:
+    before = int(time.time())
+    options = ("--group", "news", "--expires", 30, "--lang", "de")
+    found = members(link(config, "--user", "u-1", *options))
+    expires = int(found["e"])
+    assert before + 30 * 86400 <= expires <= time.time() + 30 * 86400
+    assert (found["s"], found["sub"], found["lang"]) == ("news", "0", "de")
+    assert found["h"] == subscription_hash(
+        "new",
+        user_id="u-1",
+        workspace_id="acme",
+        identifier="u-1",
+        identifier_key="id",
+        expires=expires,
+    )
+
+
+def test_the_headers_are_those_of_rfc_8058(config: Path) -> None:
+    url = link(config, "--user", "u-1", "--group", "news").strip()
+    assert link(config, "--user", "u-1", "--group", "news", "--headers") == (
+        f"List-Unsubscribe: <{url}>\nList-Unsubscribe-Post: List-Unsubscribe=One-Click\n"
+    )
+
+
+def test_a_link_without_a_public_url_is_for_this_machine(tmp_path: Path) -> None:
+    path = write(tmp_path, "port = 81")
+    result = run("subscription-link", "--config", path, "--workspace", "acme", "--user", "u-1")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("http://127.0.0.1:81/api/")
+    assert "server.public_url is not set" in result.stderr
+
+
+@pytest.mark.parametrize("server", ["port = 81", 'public_url = "http://events.example.com"'])
+def test_headers_need_https(tmp_path: Path, server: str) -> None:
+    path = write(tmp_path, server)
+    chosen = ("--config", path, "--workspace", "acme", "--user", "u-1")
+    result = run("subscription-link", *chosen, "--headers")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "server.public_url must begin with https://" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--user", "u-1"), "choose one with --workspace: acme, other"),
+        (("--user", "u-1", "--workspace", "other"), "has no subscription_secret"),
+        (("--user", "u-1", "--workspace", "acme", "--group", "ads"), "(news)"),
+        (("--user", "", "--workspace", "acme"), "an id has 1 to 512 characters"),
+        (("--user", "u" * 513, "--workspace", "acme"), "an id has 1 to 512 characters"),
+    ],
+)
+def test_what_is_wrong_is_named(config: Path, arguments: tuple[str, ...], message: str) -> None:
+    result = run("subscription-link", "--config", config, *arguments)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert message in result.stderr
+
+
+def test_the_longest_id_is_accepted(config: Path) -> None:
+    assert members(link(config, "--user", "u" * 512))["i"] == "u" * 512

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A user is erased in the console, and everything about it is downloaded."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import html
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from engage.api import Kind
+from engage.testing import MemoryStore
+from engage.testing.factories import event
+from support.console import CONSOLE, console_here, sign_in_here
+from support.memory_store import MemoryEvents
+from support.people import KEY, fill, traces
+
+ERASURES = f'[erasures]\nkey = "{KEY}"\n'
+PAGE = "erase?workspace=acme&id=ann"
+
+
+@contextlib.asynccontextmanager
+async def console(
+    folder: Path, store: Any, extra: str = ERASURES
+) -> AsyncIterator[httpx.AsyncClient]:
+    async with console_here(folder, store, config_extra=CONSOLE + extra) as (served, client):
+        object.__setattr__(served.config.storage, "write_timeout", 0.1)
+        await sign_in_here(served, client)
+        yield client
+
+
+async def until(client: httpx.AsyncClient, text: str) -> str:
+    """Return the page when it has a text."""
+    for _ in range(600):
+        page = (await client.get(PAGE)).text
+        if text in page:
+            return page
+        await asyncio.sleep(0.1)
+    raise AssertionError(page)
+
+
+async def test_a_user_is_erased_when_its_id_is_typed_again(tmp_path: Path) -> None:
+    store = MemoryStore()
+    await fill(store)
+    async with console(tmp_path, store) as client:
+        user = await client.get("user?workspace=acme&id=ann")
+        assert 'href="erase?workspace=acme&amp;id=ann"' in user.text
+        form = await client.get(PAGE)
+        assert "This cannot be undone" in form.text
+        for wrong in ("", "Ann", "ann "):
+            answer = await client.post(PAGE, data={"confirm": wrong})
+            assert answer.status_code == 400
+            assert "Type the user id to confirm" in answer.text
+        assert ("acme", Kind.USER, "ann") in store.stored.profiles
+        answer = await client.post(PAGE, data={"confirm": "ann"})
+        assert answer.status_code == 303
+        running = await client.get(PAGE)
+        assert 'http-equiv="refresh"' in running.text
+        assert (await client.post("erase?workspace=acme&id=b", data={"confirm": "b"})).is_error
+        receipt = await until(client, "The user is erased")
+        assert 'http-equiv="refresh"' not in receipt
+        assert "<dt>events</dt><dd>8</dd>" in receipt
+        assert await traces(store) == []
+        audit = await client.get("audit?workspace=acme")
+        assert "user-erased" in audit.text
+        assert ">ann<" not in audit.text
+        # The form is there again for another id.
+        assert "This cannot be undone" in (await client.get("erase?workspace=acme&id=bob")).text
+
+
+async def test_nothing_is_erased_without_a_key_or_a_storage_that_can(tmp_path: Path) -> None:
+    store = MemoryStore()
+    await fill(store)
+    async with console(tmp_path, store, "") as client:
+        answer = await client.post(PAGE, data={"confirm": "ann"})
+        assert answer.status_code == 400
+        assert "the config has no key for erasures" in answer.text
+    assert ("acme", Kind.USER, "ann") in store.stored.profiles
+    async with console(tmp_path, MemoryEvents()) as client:
+        answer = await client.post(PAGE, data={"confirm": "ann"})
+        assert "cannot erase people" in answer.text
+
+
+async def test_an_erasure_that_fails_says_why(tmp_path: Path) -> None:
+    store = MemoryStore()
+    await fill(store)
+    (tmp_path / "engage.toml.erasures").mkdir()
+    async with console(tmp_path, store) as client:
+        await client.post(PAGE, data={"confirm": "ann"})
+        assert "This cannot be undone" in await until(client, "cannot be written")
+    assert ("acme", Kind.USER, "ann") in store.stored.profiles
+
+
+async def test_a_console_that_only_reads_erases_nothing(tmp_path: Path) -> None:
+    store = MemoryStore()
+    await fill(store)
+    async with console(tmp_path, store, f"read_only = true\n{ERASURES}") as client:
+        assert (await client.post(PAGE, data={"confirm": "ann"})).status_code == 403
+        assert "read-only" in (await client.get(PAGE)).text
+        assert ">Erase<" not in (await client.get("user?workspace=acme&id=ann")).text
+    assert ("acme", Kind.USER, "ann") in store.stored.profiles
+
+
+async def test_everything_about_a_user_is_downloaded(tmp_path: Path) -> None:
+    store = MemoryStore()
+    await fill(store)
+    async with console(tmp_path, store) as client:
+        answer = await client.get("user.ndjson?workspace=acme&id=ann")
+        assert answer.headers["Content-Disposition"] == 'attachment; filename="user.ndjson"'
+        kinds = [json.loads(line)["record"] for line in answer.text.splitlines()]
+        assert kinds.count("events") == 8
+        assert (await client.get("user.ndjson?workspace=acme&id=nobody")).text == ""
+    async with console(tmp_path, MemoryEvents()) as client:
+        answer = await client.get("user.ndjson?workspace=acme&id=ann")
+        assert (answer.status_code, answer.headers["Content-Type"]) == (
+            400,
+            "text/plain; charset=utf-8",
+        )
+
+
+async def test_the_requests_of_providers_are_listed(tmp_path: Path) -> None:
+    store = MemoryStore()
+    hostile = '<b>"ann'
+    name = "Customer Redaction Requested"
+    await store.write([event("r1", origin="shopify", user_id=hostile, event=name)])
+    webhook = '[workspaces.webhooks.shopify]\nclient_secret = "s"\n'
+    async with console(tmp_path, store, webhook + ERASURES) as client:
+        page = await client.get("erase?workspace=acme")
+        assert html.escape(hostile) in page.text
+        assert "None of them proves who asks" in page.text
+    async with console(tmp_path, store) as client:
+        assert "No request is left" in (await client.get("erase?workspace=acme")).text

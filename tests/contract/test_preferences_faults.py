@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The preferences page while the storage is down, beyond its limits, and when the server is
+killed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import httpx
+import pytest
+
+from engage.api import StorageUnavailable, Suppression, SuppressionStore
+from support import console_data
+from support.preferences import (
+    AT_FIRST,
+    GROUPS,
+    PAGE,
+    SUBSCRIPTIONS,
+    choices,
+    ledger,
+    members,
+    page_of,
+)
+from support.server_inprocess import Serving, Valve, serving
+from support.server_process import start_server
+from support.waiting import wait_for
+
+ONE_CLICK = b"List-Unsubscribe=One-Click"
+
+
+async def post(server: Serving, url: str, body: bytes | dict[str, str]) -> Any:
+    content = body if isinstance(body, bytes) else urlencode(body).encode()
+    headers = {"Content-Type": "application/x-www-form-urlencoded"}
+    return await server.send(url, content, key=None, headers=headers)
+
+
+async def get(server: Serving, url: str, method: str = "GET") -> Any:
+    return await server.send(url, method=method, key=None)
+
+
+async def test_a_page_says_that_the_storage_is_down(tmp_path: Path) -> None:
+    """Also between showing and sending."""
+    valve = Valve("state", "apply")
+    async with serving(tmp_path, config_extra=GROUPS, meddle=valve) as server:
+        url = page_of(members("u-1"), s="news", sub="0")
+        assert (await get(server, url)).status == 200
+        valve.error = StorageUnavailable("the disk is full")
+        answers = [
+            await get(server, url),
+            await post(server, url, {"unsubscribe": "news"}),
+            await post(server, url, ONE_CLICK),
+        ]
+        for answer in answers:
+            text = answer.body.decode()
+            assert answer.status == 503
+            assert 5 <= int(answer.headers["retry-after"]) <= 30
+            assert answer.headers["cache-control"] == "no-store"
+            assert "Please try again in a few minutes" in text
+            assert "disk" not in text
+        head = await get(server, url, "HEAD")
+        assert (head.status, head.body) == (503, b"")
+        program = await get(server, page_of(members("u-1"), SUBSCRIPTIONS))
+        assert (program.status, program.json["code"]) == (503, "storage_unavailable")
+        # A link that is not valid is told so, because that needs no storage.
+        assert (await get(server, f"{PAGE}?w=acme")).status == 401
+        valve.error = None
+        assert "You are unsubscribed" in (await post(server, url, ONE_CLICK)).body.decode()
+
+
+async def test_an_error_of_the_server_is_a_page(tmp_path: Path) -> None:
+    valve = Valve("state")
+    async with serving(tmp_path, config_extra=GROUPS, meddle=valve) as server:
+        valve.error = RuntimeError("a secret")
+        answer = await get(server, page_of(members("u-1")))
+        assert answer.status == 500
+        assert b"does not answer" in answer.body
+        assert b"secret" not in answer.body
+
+
+async def test_a_person_who_subscribes_too_often_can_unsubscribe(tmp_path: Path) -> None:
+    limits = "\n[limits]\nresubscriptions_per_day = 2\n"
+    async with serving(tmp_path, config_extra=GROUPS + limits) as server:
+        url = page_of(members("u-1"))
+        for status in (200, 200, 429):
+            assert (await post(server, url, {"unsubscribe": "news"})).status == 200
+            answer = await post(server, url, {"subscribe": "news"})
+            assert answer.status == status
+        assert int(answer.headers["retry-after"]) > 80_000
+        assert b"Please try again tomorrow" in answer.body
+        assert (await post(server, url, ONE_CLICK)).status == 200
+        state = (await get(server, page_of(members("u-1"), SUBSCRIPTIONS))).json
+        assert not any(state["subscriptions"].values())
+
+
+@pytest.mark.parametrize("more", ["", 'subscription_identifiers = ["phone"]\n'])
+async def test_what_is_suppressed_is_shown(tmp_path: Path, more: str) -> None:
+    """Of the address that the link names, or of which this user has the oldest claim."""
+    async with serving(tmp_path, config_extra=GROUPS, workspace=more) as server:
+        store = server.app.store
+        assert isinstance(store, SuppressionStore)
+        await store.suppress(
+            [
+                Suppression(
+                    workspace_id="acme",
+                    channel=channel,
+                    address=address,
+                    group_id=group,
+                    reason=reason,
+                    at=1_700_000_000_000,
+                )
+                for channel, address, group, reason in (
+                    ("email", "ann@example.com", "", "bounce"),
+                    ("email", "bob@example.com", "", "bounce"),
+                    ("sms", "+491", "delivery", "stop"),
+                    ("whatsapp", "+491", "", "stop"),
+                )
+            ]
+        )
+        people = {
+            "ann": {"email": " Ann@Example.com", "phone": "+49-1"},
+            "mallory": {"email": "ann@example.com", "phone": "+492"},
+            "bob": {"email": 5},
+        }
+        for user, traits in people.items():
+            await server.send("/v1/identify", {"userId": user, "traits": traits})
+
+        async def suppressed(link: dict[str, str]) -> list[tuple[str, str | None, str]]:
+            answer = await get(server, page_of(link, SUBSCRIPTIONS))
+            assert answer.status == 200
+            page = (await get(server, page_of(link))).body
+            found = answer.json["suppressions"]
+            channels = {(one["channel"], one["groupId"]) for one in found}
+            assert (b"Nothing is sent to your address" in page) == (("email", None) in channels)
+            of_group = b"Not sent to your address at the moment: Delivery." in page
+            assert of_group == (("sms", "delivery") in channels)
+            assert {one["at"] for one in found} <= {"2023-11-14T22:13:20.000Z"}
+            return sorted((one["channel"], one["groupId"], one["reason"]) for one in found)
+
+        phone = [("sms", "delivery", "stop"), ("whatsapp", None, "stop")]
+        if more:
+            # The address is not an identifier: users are not found by it.
+            assert await suppressed(members("ann")) == phone
+            return
+        both = [("email", None, "bounce"), *phone]
+        assert await suppressed(members("ann")) == both
+        for user in ("mallory", "bob", "nobody"):
+            assert await suppressed(members(user)) == []
+        link = members("ann", identifier="ANN@example.com", key="email")
+        assert await suppressed(link) == both[:1]
+        assert await suppressed(members("ann", identifier="+49 1", key="phone")) == phone
+
+
+def click(url: str, name: str, answered: list[str]) -> None:
+    """Unsubscribe one person after the other until the server is killed."""
+    for count in range(200):
+        user = f"killed-{name}-{count}"
+        try:
+            answer = httpx.post(
+                url + page_of(members(user), s="news"),
+                data={"List-Unsubscribe": "One-Click"},
+                timeout=60,
+            )
+        except httpx.TransportError:
+            return
+        assert answer.status_code == 200
+        answered.append(user)
+
+
+@pytest.mark.parametrize("storage", console_data.STORAGES)
+@pytest.mark.timeout(300)
+def test_an_answer_means_that_the_choice_is_kept(tmp_path: Path, storage: str) -> None:
+    """The server is killed between the change and the answer, or before, or after."""
+    tables = console_data.tables(storage)
+    with start_server(tmp_path, storage=tables, config_extra=GROUPS) as server:
+        for turn in range(6):
+            answered: list[str] = []
+            names = [f"{turn}-{number}" for number in range(3)]
+            threads = [
+                threading.Thread(target=click, args=(server.url, name, answered)) for name in names
+            ]
+            for thread in threads:
+                thread.start()
+            wait_for(lambda: answered, what="the first answer")  # noqa: B023
+            time.sleep(turn * 0.07)
+            server.kill()
+            for thread in threads:
+                thread.join()
+            server.start()
+            stored = {one["userId"] for one in server.export("subscription-history")}
+            assert set(answered) <= stored
+            # The mail program does it again, and nothing is there twice.
+            user = answered[-1]
+            link = members(user)
+            again = server.client.post(
+                page_of(link, s="news"), data={"List-Unsubscribe": "One-Click"}
+            )
+            assert again.status_code == 200
+            assert choices(server, link) == {**AT_FIRST, "news": False}
+            assert len(ledger(server, user)) == 1

@@ -1,0 +1,467 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A person is erased from every part of a store, and others are not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import multiprocessing
+import os
+import signal
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from engage.api import ERASED, EngageError, Kind, Status, StorageUnavailable
+from engage.erasure import erase
+from engage.erasure.erase import Receipt, erase_user, hashed_address, repeat
+from engage.erasure.person import export_person
+from engage.testing import MemoryStore
+from engage.testing.factories import TIME, event, identify, letter
+from engage.upkeep import erasures
+from engage.upkeep.erasures import ErasuresFileError
+from engage.upkeep.tombstones import Tombstones
+from support import mongo
+from support.loaders import caught_up, loading, put
+from support.memory_log import MemoryBroker
+from support.memory_store import MemoryEvents
+from support.people import ACTOR, KEY, config, fill, lines, traces
+from support.sqlite import make
+
+#: The methods that change a store.
+STEPS = (
+    *("put_record", "erase_events", "erase_profile", "erase_choices", "erase_suppressions"),
+    *("suppress", "remove", "reapply", "settle", "write"),
+)
+
+
+MONGO = pytest.param("mongo", marks=[pytest.mark.mongo, pytest.mark.slow])
+
+Test = Callable[[Any, Path], Awaitable[None]]
+
+
+@contextlib.asynccontextmanager
+async def opened(kind: str, folder: Path) -> AsyncIterator[Any]:
+    one: Any = MemoryStore() if kind == "memory" else make(folder)
+    if kind == "mongo":
+        url = mongo.shared(mongo.kinds()[0]).url()
+        one = mongo.make_store(folder, url, write_timeout=2.0, identifiers={"acme": ["email"]})
+    await one.open(create=True)
+    try:
+        yield one
+    finally:
+        await one.close()
+
+
+def on_each(test: Test) -> Callable[[str, Path], Awaitable[None]]:
+    """Make ``async def test_x(store, tmp_path)`` a test of each kind of store."""
+
+    @pytest.mark.parametrize("kind", ["memory", "sqlite", MONGO])
+    async def run(kind: str, tmp_path: Path) -> None:
+        async with opened(kind, tmp_path) as store:
+            await test(store, tmp_path)
+
+    run.__name__ = test.__name__
+    return run
+
+
+def counting(store: Any, reached: Callable[[], None], *, after: bool = False) -> None:
+    """Call a function before each change of a store, and after it."""
+    for name in STEPS:
+        method = getattr(store, name)
+
+        async def step(*arguments: Any, method: Any = method, **named: Any) -> Any:
+            reached()
+            result = await method(*arguments, **named)
+            if after:
+                reached()
+            return result
+
+        setattr(store, name, step)
+
+
+async def erased(store: Any, folder: Path, user_id: str = "ann", **options: Any) -> Receipt:
+    return await erase_user(store, config(folder), "acme", user_id, actor=ACTOR, **options)
+
+
+@on_each
+async def test_all_of_a_person_is_erased_and_others_stay(store: Any, tmp_path: Path) -> None:
+    await fill(store)
+    before = await lines(store)
+    other = await lines(store, "other")
+    receipt = await erased(store, tmp_path)
+    assert await traces(store) == []
+    after = await lines(store)
+    kept = [line for line in before if b"bob" in line and not line.startswith(b"users ")]
+    assert [line for line in after if line in kept] == kept
+    assert [x for x in await lines(store, "other") if x.startswith((b"ev", b"us"))] == [
+        line for line in other if line.startswith((b"ev", b"us"))
+    ]
+    assert receipt.known
+    assert receipt.counts == {
+        "events": 8,
+        "deadLetters": 3,
+        "auditEntries": 1,
+        "suppressions": 1,
+        "choices": 2,
+        "subscriptionHistory": 2,
+        "undoneLinks": 1,
+        "visitors": 1,
+        "users": 1,
+    }
+    document = orjson.dumps(receipt.document())
+    assert b"ann" not in document.replace(b"scanned", b"")
+    assert receipt.user == erasures.hash_of(KEY, "acme", "ann")
+    (entry,) = [line for line in after if b"user-erased" in line]
+    assert receipt.user.encode() in entry
+    # The erased visitor is not the next user's, and that one keeps its own.
+    bob = await store.profile("acme", "bob")
+    assert bob.traits == {"email": "bob@x.org", "city": "Bonn"}
+    assert bob.anonymous_ids == ["b1"]
+
+
+@on_each
+async def test_a_late_retry_stores_nothing_and_a_later_event_is_new(
+    store: Any, tmp_path: Path
+) -> None:
+    await fill(store)
+    await erased(store, tmp_path)
+    (outcome,) = await store.write([identify("m1", "ann", 1, traits={"email": "ANN@x.org"})])
+    assert (outcome.status, outcome.stored) == (Status.DUPLICATE, ERASED)
+    assert await traces(store) == []
+    await store.write([event("n1", user_id="ann", anonymous_id="a1", at=2**40)])
+    await store.write([identify("n2", "ann", 2**40, traits={"plan": "b"})])
+    found = await store.profile("acme", "ann")
+    assert (found.traits, found.anonymous_ids) == ({"plan": "b"}, ["a1"])
+
+
+@on_each
+async def test_what_is_received_during_it_makes_a_new_user(store: Any, tmp_path: Path) -> None:
+    await fill(store)
+    number = 0
+
+    async def later(step: str) -> None:
+        nonlocal number
+        number += 1
+        at = 2**40 + number
+        await store.write(
+            [
+                identify(f"n{number}", "ann", at, traits={f"t{number}": step}),
+                event(f"k{number}", user_id="ann", anonymous_id="a1", at=at),
+                event(f"v{number}", type="identify", anonymous_id="a1", at=at, traits={"new": 1}),
+            ]
+        )
+
+    for name in ("erase_events", "erase_profile", "settle", "reapply"):
+        method = getattr(store, name)
+
+        async def beside(*arguments: Any, name: str = name, method: Any = method) -> Any:
+            await later(name)
+            result = await method(*arguments)
+            await later(name)
+            return result
+
+        setattr(store, name, beside)
+    await erased(store, tmp_path)
+    found = await store.profile("acme", "ann")
+    names = {f"t{one}" for one in range(1, number + 1)}
+    assert found.traits.keys() == names | {"new"}
+    assert found.anonymous_ids == ["a1"]
+
+
+@on_each
+async def test_the_receipt_of_an_unknown_id_says_so(store: Any, tmp_path: Path) -> None:
+    await fill(store)
+    before = await lines(store)
+    for name in ("nobody", "g", "", "\ud800"):
+        if name == "\ud800":
+            with pytest.raises(EngageError, match="not Unicode"):
+                await erased(store, tmp_path, name)
+            continue
+        receipt = await erased(store, tmp_path, name)
+        assert not receipt.known
+        assert not any(receipt.counts.values())
+    kept = [line for line in await lines(store) if not line.startswith((b"audit", b"erasure"))]
+    assert kept == [line for line in before if not line.startswith((b"audit", b"erasure"))]
+
+
+@on_each
+async def test_twice_at_once(store: Any, tmp_path: Path) -> None:
+    await fill(store)
+    receipts = await asyncio.gather(*(erased(store, tmp_path) for _ in range(2)))
+    assert await traces(store) == []
+    assert sum(one.counts["events"] for one in receipts) >= 8
+    again = await erased(store, tmp_path)
+    assert not again.known
+
+
+@on_each
+async def test_nothing_is_erased_without_a_key_or_a_file(store: Any, tmp_path: Path) -> None:
+    await fill(store)
+    before = await lines(store)
+    with pytest.raises(EngageError, match="no key for erasures"):
+        await erase_user(store, config(tmp_path, key=None), "acme", "ann", actor=ACTOR)
+    with pytest.raises(ErasuresFileError, match="cannot be written"):
+        await erase_user(store, config(tmp_path / "none"), "acme", "ann", actor=ACTOR)
+    assert await lines(store) == before
+
+
+async def test_a_storage_without_the_interface_says_so(tmp_path: Path) -> None:
+    with pytest.raises(EngageError, match="cannot erase people"):
+        await erased(MemoryEvents(), tmp_path)
+
+
+@on_each
+async def test_the_suppressed_address_is_kept_as_a_hash(store: Any, tmp_path: Path) -> None:
+    await fill(store)
+    await erased(store, tmp_path)
+    hashed = hashed_address(KEY, "acme", "email", "ann@x.org")
+    (found,) = await store.suppressions("acme", [("email", hashed), ("email", "ann@x.org")])
+    assert (found.reason, found.at) == ("bounce", TIME)
+
+
+async def test_it_goes_on_after_a_failure_at_every_step(tmp_path: Path) -> None:
+    """The store fails before the n-th change, for each n; another call erases the rest."""
+    for fails_at in range(99):
+        store: Any = MemoryStore()
+        await fill(store)
+        left = fails_at
+
+        def reached() -> None:
+            nonlocal left
+            left -= 1
+            if left == -1:
+                raise StorageUnavailable("not now")
+
+        counting(store, reached)
+        try:
+            await erased(store, tmp_path)
+        except StorageUnavailable:
+            await erased(store, tmp_path)
+            assert await traces(store) == [], fails_at
+            assert (await store.profile("acme", "bob")).anonymous_ids == ["b1"]
+        else:
+            assert fails_at > 15
+            return
+    raise AssertionError("it never ended")
+
+
+def _killed(folder: Path, at: int) -> None:
+    """Erase, and kill this process before or after a change of the store."""
+
+    async def run() -> None:
+        store: Any = make(folder)
+        await store.open(create=True)
+        left = at
+
+        def reached() -> None:
+            nonlocal left
+            left -= 1
+            if left == -1:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        counting(store, reached, after=True)
+        await erased(store, folder)
+        await store.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.slow
+async def test_it_goes_on_after_a_kill_at_every_step_on_sqlite(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    for at in range(99):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        store: Any = make(folder)
+        await store.open(create=True)
+        await fill(store)
+        await store.close()
+        process = context.Process(target=_killed, args=(folder, at))
+        process.start()
+        process.join()
+        store = make(folder)
+        await store.open(create=True)
+        if process.exitcode == 0:
+            assert at > 30
+            assert await traces(store) == []
+            await store.close()
+            return
+        assert process.exitcode == -signal.SIGKILL
+        await erased(store, folder)
+        assert await traces(store) == [], at
+        assert (await store.profile("acme", "bob")).anonymous_ids == ["b1"]
+        await store.close()
+    raise AssertionError("it never ended")
+
+
+async def test_the_bytes_are_gone_from_the_files_of_sqlite(tmp_path: Path) -> None:
+    store: Any = make(tmp_path)
+    await store.open(create=True)
+    await fill(store)
+    large = "large-" * 2000
+    people = [
+        identify(f"p{n}", f"person-{n}-xyz", n, traits={"email": f"p{n}-xyz@x.org", "long": large})
+        for n in range(300)
+    ]
+    await store.write(people)
+    receipt = await erased(store, tmp_path)
+    assert receipt.overwritten
+    for n in range(0, 300, 10):
+        await store.write([event(f"q{n}", user_id=f"person-{n}-xyz", anonymous_id=f"vis-{n}-xyz")])
+        await erased(store, tmp_path, f"person-{n}-xyz")
+    data = b"".join((tmp_path / f"engage.db{end}").read_bytes() for end in ("", "-wal"))
+    for n in range(300):
+        there = [f"{text}".encode() in data for text in (f"person-{n}-xyz", f"p{n}-xyz@x.org")]
+        assert there == [n % 10 != 0] * 2, n
+        assert f"vis-{n}-xyz".encode() not in data
+    assert b"ANN@x.org" not in data
+    assert b"ann@x.org" not in data
+    await store.close()
+
+
+async def test_a_reader_such_as_a_backup_is_named_in_the_receipt(tmp_path: Path) -> None:
+    store: Any = make(tmp_path)
+    await store.open(create=True)
+    await fill(store)
+    with contextlib.closing(sqlite3.connect(tmp_path / "engage.db")) as reader:
+        reader.execute("BEGIN")
+        assert reader.execute("SELECT count(*) FROM events").fetchone() == (13,)
+        receipt = await erased(store, tmp_path)
+        assert not receipt.overwritten
+        assert await traces(store) == []
+        # The reader has its snapshot, and nothing else.
+        query = "SELECT count(*) FROM events WHERE type = 'erased'"
+        assert reader.execute(query).fetchone() == (0,)
+    assert (await erased(store, tmp_path)).overwritten
+    data = b"".join((tmp_path / f"engage.db{end}").read_bytes() for end in ("", "-wal"))
+    assert b"ANN@x.org" not in data
+    await store.close()
+
+
+# ---------------------------------------------------------------------------------------- repeating
+@on_each
+async def test_a_file_is_repeated_on_a_store_from_before(store: Any, tmp_path: Path) -> None:
+    await fill(store)
+    await erased(store, tmp_path)
+    known, _ = erasures.read(erasures.erasures_path(config(tmp_path)), KEY)
+    backup: Any = MemoryStore()
+    await fill(backup)
+    await backup.write([identify("n1", "ann", 2**40, traits={"plan": "new"})])
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    counts = await repeat(backup, config(elsewhere), known)
+    assert (counts["events"], counts["users"], counts["visitors"]) == (8, 1, 1)
+    await backup.erase_events([identify("n1", "ann", 2**40)])
+    assert (await backup.profile("acme", "ann")).traits == {"plan": "new"}
+    await backup.erase_profile("acme", Kind.USER, "ann")
+    assert await traces(backup) == []
+    assert (await backup.profile("acme", "bob")).anonymous_ids == ["b1"]
+    # The other config has them too, and each store knows what it has carried out.
+    assert erasures.read(erasures.erasures_path(config(elsewhere)), KEY)[0] == known
+    for one in (store, backup):
+        assert await repeat(one, config(elsewhere), known) == {}
+    assert erasures.read(erasures.erasures_path(config(elsewhere)), KEY)[0] == known
+
+
+async def test_an_erasure_that_was_interrupted_is_repeated_in_whole(tmp_path: Path) -> None:
+    store: Any = MemoryStore()
+    await fill(store)
+
+    async def fails(*_: Any) -> int:
+        raise StorageUnavailable("not now")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "erase_choices", fails)
+        with contextlib.suppress(StorageUnavailable):
+            await erased(store, tmp_path)
+    known, _ = erasures.read(erasures.erasures_path(config(tmp_path)), KEY)
+    await repeat(store, config(tmp_path), known)
+    assert await traces(store) == []
+
+
+# --------------------------------------------------------------------------------------- tombstones
+@on_each
+async def test_tombstones_cover_what_was_received_before(store: Any, tmp_path: Path) -> None:
+    await fill(store)
+    tombstones = Tombstones(store, KEY)
+    await tombstones.refresh()
+    assert not tombstones.cover("acme", "ann", None, TIME)
+    receipt = await erased(store, tmp_path)
+    await tombstones.refresh()
+    cases: list[tuple[tuple[str | None, str | None], bool]] = [
+        (("ann", None), True),
+        (("ann", "x"), True),
+        ((None, "a1"), True),
+        ((None, "email:ann@x.org"), True),
+        (("bob", "a1"), False),
+        ((None, "b1"), False),
+        (("a1", None), False),
+        ((None, None), False),
+    ]
+    for ids, covered in cases:
+        assert tombstones.cover("acme", *ids, receipt.at - 1) is covered, ids
+        assert not tombstones.cover("acme", *ids, receipt.at)
+        assert not tombstones.cover("other", *ids, receipt.at - 1)
+    none = Tombstones(store, None)
+    await none.refresh()
+    assert not none.cover("acme", "ann", None, TIME)
+
+
+# ---------------------------------------------------------------------------------------- exporting
+@on_each
+async def test_everything_about_a_person_is_exported(store: Any, tmp_path: Path) -> None:
+    await fill(store)
+    workspace = config(tmp_path).workspaces[0]
+    found = [orjson.loads(line) async for line in export_person(store, workspace, "ann")]
+    by_kind: dict[str, list[Any]] = {}
+    for one in found:
+        by_kind.setdefault(one.pop("record"), []).append(one)
+    assert [one["userId"] for one in by_kind["users"]] == ["ann"]
+    assert [one["anonymousId"] for one in by_kind["visitors"]] == ["a1"]
+    assert {one["changeId"] for one in by_kind["subscription-history"]} == {"c1", "c2"}
+    assert len(by_kind["subscriptions"]) == 2
+    assert [one["address"] for one in by_kind["suppressions"]] == ["ann@x.org"]
+    assert {one["id"] for one in by_kind["dead-letters"]} == {"l1", "l2", "l3"}
+    assert [one["action"] for one in by_kind["audit"]] == ["anonymous-id-unlinked"]
+    ids = {one["messageId"] for one in by_kind["events"]}
+    assert ids == {"m1", "m2", "m3", "m4", "m6", "m10", "m11", "m12"}
+    assert [line async for line in export_person(store, workspace, "nobody")] == []
+
+
+def test_the_engine_names_no_id_in_a_receipt() -> None:
+    fields = {field.name for field in dataclasses.fields(erase.Receipt)}
+    assert fields == {"workspace", "user", "at", "known", "counts", "seconds", "overwritten"}
+
+
+# --------------------------------------------------------------------------------------- with a log
+async def test_a_loader_drops_what_was_received_before_an_erasure(tmp_path: Path) -> None:
+    store: Any = MemoryStore()
+    broker = MemoryBroker()
+    await fill(store)
+    async with loading(broker, store, erasures_key=KEY) as loader:
+        put(broker, event("k1", user_id="ann", at=1))
+        await caught_up(broker)
+        receipt = await erased(store, tmp_path)
+        at = receipt.at - TIME
+        put(
+            broker,
+            identify("k2", "ann", at - 1, traits={"email": "ANN@x.org"}),
+            event("k3", anonymous_id="a1", at=at - 1),
+            event("k4", user_id="bob", anonymous_id="a1", at=at - 1),
+            event("k5", user_id="ann", at=at),
+            letter("k6", user_id="ann", received_at=receipt.at - 1),
+            letter("k7", user_id="ann", received_at=receipt.at),
+        )
+        await caught_up(broker)
+    assert loader.metrics.outcomes == {"stored": 3, "erased": 3, "letter": 1}
+    found = {one.message_id for one in store.stored.events.values()}
+    assert {"k4", "k5"} <= found
+    assert not found & {"k1", "k2", "k3"}
+    assert ("acme", "k6") not in store.stored.letters
+    assert await store.profile("acme", "ann") is None

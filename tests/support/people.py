@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A store with a person in every part of it, and what the store has of the person."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from engage.api import EventFilter, Suppression
+from engage.config import Config, Erasures, StorageConfig, SubscriptionGroup, Workspace
+from engage.testing.factories import TIME, all_pages, event, identify, letter
+from engage.testing.storage.erasures import change
+from engage.upkeep.audit import Actor, record_audit
+from engage.upkeep.export import KINDS, render
+
+ACTOR = Actor(who="root", origin="a test")
+KEY = "0123456789abcdef" * 2
+#: All texts by which the person is known.
+TRACES = ("ann", "ANN@x.org", "ann@x.org", "+49123", "Ulm", "a1", "192.0.2.7")
+
+
+def config(folder: Path, *, key: str | None = KEY, write_timeout: float = 0.01) -> Config:
+    """Return a config; an erasure then waits for twice the timeout."""
+    news = SubscriptionGroup(id="news", name="News", channel="email", type="opt_out")
+    return Config(
+        path=folder / "engage.toml",
+        base_dir=folder,
+        storage=StorageConfig(write_timeout=write_timeout),
+        erasures=Erasures(key=key),
+        workspaces=(
+            Workspace(id="acme", name="Acme", subscription_groups=(news,)),
+            Workspace(id="other", name="Other"),
+        ),
+    )
+
+
+async def fill(store: Any) -> None:
+    """Store the user ``ann`` with the visitor ``a1``, and ``bob``, who later used the browser of
+    ``a1`` and was the first to use that of ``b1``; and another ``ann`` in another workspace."""
+    await store.write(
+        [
+            identify("m1", "ann", 1, traits={"email": "ANN@x.org", "phone": "+49 123"}),
+            event("m2", user_id="ann", anonymous_id="a1", at=2),
+            event("m3", anonymous_id="a1", at=1),
+            event("m4", type="identify", anonymous_id="a1", at=1, traits={"city": "Ulm"}),
+            event("m5", user_id="bob", anonymous_id="b1", at=1),
+            event("m6", user_id="ann", anonymous_id="b1", at=2),
+            event("m7", type="identify", anonymous_id="b1", at=1, traits={"city": "Bonn"}),
+            event("m8", user_id="bob", anonymous_id="a1", at=3),
+            identify("m9", "bob", 2, traits={"email": "bob@x.org"}),
+            event("m10", type="group", user_id="ann", groupId="g", at=4),
+            event("m11", anonymous_id="email:ann@x.org", origin="sendgrid", at=4),
+            event("m12", anonymous_id="ann", at=4),
+            identify("m13", "ann", 4, workspace="other", traits={"email": "zoe@x.org"}),
+        ]
+    )
+    source = {"secret": "12345678", "user_agent": "Firefox", "address": "192.0.2.7"}
+    await store.apply(change("c1", "ann", **source))
+    await store.apply(change("c2", "a1", choices={"news": True}, **source))
+    await store.apply(change("c3", "bob"))
+    await store.suppress([_bounce("ann@x.org"), _bounce("bob@x.org")])
+    await store.put(
+        [
+            letter("l1", user_id="ann"),
+            letter("l2", user_id=None, anonymous_id="a1"),
+            letter("l3", user_id=None, origin="sendgrid", item=b'[{"email":"Ann@x.org"}]'),
+            letter("l4", user_id="bob", item=b'{"friend":"bob@x.org"}'),
+        ]
+    )
+    about = {"workspace": "acme", "user": "ann", "anonymousId": "a1"}
+    await record_audit(store, ACTOR, "anonymous-id-unlinked", about, now=TIME)
+
+
+def _bounce(address: str) -> Suppression:
+    return Suppression(
+        workspace_id="acme", channel="email", address=address, reason="bounce", at=TIME
+    )
+
+
+async def lines(store: Any, workspace: str = "acme") -> list[bytes]:
+    """Return everything in a workspace as JSON, and all records."""
+    found = []
+    for kind, about in KINDS.items():
+        first: Any = EventFilter(workspace_id=workspace) if kind == "events" else workspace
+        scan = getattr(store, about.scan)
+        if kind == "subscription-history":
+            items = await all_pages(scan, first, None)
+        else:
+            items = await all_pages(scan, first)
+        found += [kind.encode() + b" " + render(kind, one).json for one in items]
+    found += [
+        b"%s %s" % (one.kind.encode(), one.body)
+        for one in await all_pages(store.list_records, None)
+    ]
+    return found
+
+
+async def traces(store: Any) -> list[bytes]:
+    """Return the lines that name the person, without those of others that name the browser."""
+    names = [f'"{text}"'.encode() for text in TRACES] + [b"ann@x.org"]
+    return [
+        line
+        for line in await lines(store)
+        if any(name in line for name in names) and b'"bob"' not in line
+    ]

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Links to the preferences page, and a server whose workspace has groups to choose from."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlencode
+
+from engage.keys.links import subscription_hash
+from support.server_process import SECRET, Server
+
+PAGE = "/api/public/subscription-management/page"
+SUBSCRIPTIONS = "/api/public/subscription-management/user-subscriptions"
+OLD_SECRET = "the-secret-before"
+
+GROUPS = """
+[[workspaces.subscription_groups]]
+id = "news"
+name = { en = "Newsletter", de = "Rundbrief", ar = "النشرة" }
+channel = "email"
+type = "opt_out"
+
+[[workspaces.subscription_groups]]
+id = "offers"
+name = "Offers & <more>"
+channel = "email"
+type = "opt_in"
+
+[[workspaces.subscription_groups]]
+id = "product"
+channel = "email"
+type = "opt_out"
+
+[[workspaces.subscription_groups]]
+id = "delivery"
+name = "Delivery"
+channel = "sms"
+type = "opt_out"
+"""
+#: What a person has who has not chosen.
+AT_FIRST = {"news": True, "offers": False, "product": True, "delivery": True}
+
+
+def members(
+    user: str,
+    *,
+    identifier: str | None = None,
+    key: str = "id",
+    expires: int | None = None,
+    secret: str = SECRET,
+    workspace: str = "acme",
+) -> dict[str, str]:
+    """Return the signed members of a link, by their names in the query."""
+    identifier = user if identifier is None else identifier
+    signed = subscription_hash(
+        secret,
+        user_id=user,
+        workspace_id=workspace,
+        identifier=identifier,
+        identifier_key=key,
+        expires=expires,
+    )
+    link = {"w": workspace, "i": identifier, "ik": key, "h": signed}
+    return link if expires is None else {**link, "e": str(expires)}
+
+
+def page_of(link: dict[str, str], path: str = PAGE, **more: str) -> str:
+    """Return the path and the query of a link."""
+    return f"{path}?{urlencode({**link, **more})}"
+
+
+def choices(server: Server, link: dict[str, str]) -> dict[str, bool]:
+    """Return what a person has chosen, as the server tells a page."""
+    answer = server.get(page_of(link, SUBSCRIPTIONS))
+    assert answer.status_code == 200, answer.text
+    found: dict[str, bool] = answer.json()["subscriptions"]
+    return found
+
+
+def ledger(server: Server, user: str) -> list[dict[str, Any]]:
+    """Return the history of a person's choices."""
+    return [one for one in server.export("subscription-history") if one["userId"] == user]
