@@ -25,7 +25,7 @@ __all__ = ["Rules", "compare_people", "keep_changes", "keep_link", "keep_profile
 _EXPIRED: Final = "made by events that expired"
 _LIMITED: Final = "at a limit"
 _OLD: Final = "visitors that may have expired before"
-_CHANGED: Final = "changed by an operator meanwhile"
+_CHANGED: Final = "linked or unlinked meanwhile"
 _CHOSEN: Final = "users with subscription changes"
 _EARLIER: Final = "made by an earlier version"
 
@@ -381,8 +381,13 @@ class _First(_Step):
             reason = rules.doubt(*subject)
         else:
             reason = self._excuse(subject, view or EMPTY)
-        if any(link.low.decided != link.high.decided for link in of_users.values()):
-            reason = _CHANGED  # An operator may have undone a link for a moment.
+        # An operator may have undone a link for a moment. An event may have changed the visitor just
+        # before another one gave it to a user, and a choice made a user until there was a visitor.
+        late, chosen = folds[0] is not folds[1], (workspace, name) in part.choices.names
+        if any(link.low.decided != link.high.decided for link in of_users.values()) or (
+            late and (firsts[0] != firsts[1] or is_user[0] != is_user[1] or chosen)
+        ):
+            reason = _CHANGED
         for user, link in of_users.items():
             mine = (firsts[0] == user, firsts[1] == user)
             linked = _Linked(
@@ -399,7 +404,7 @@ class _First(_Step):
                 visitors=visitors if any(mine) else (None, None),
                 reason=reason,
                 owner=None if view is None else (owner,),
-                late=any(mine) and folds[0] is not folds[1],
+                late=any(mine) and late,
             )
             self._linked.add(part_of(workspace, user), tuple(linked))
 
