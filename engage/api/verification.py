@@ -22,7 +22,7 @@ class StoreProblem:
     what: str
     #: One line; it may have ids of users and events.
     message: str
-    #: Why it may be right nevertheless. ``expired``: if events expire, or were erased.
+    #: Why it may be right nevertheless. ``expired``: if events expire.
     #: ``unfinished``: a crash cut something off, and the next start of a server completes it.
     #: ``unknown``: the storage could not look.
     doubt: Literal["", "expired", "unfinished", "unknown"] = ""

@@ -67,6 +67,7 @@ async def _verify(registry: Registry, config: Config) -> Report:
         visitors_days=config.retention.visitors_days,
         is_valid=Schemas.load().is_valid,
         lag=0 if lag is None else int(lag.seconds * 1000),
+        erasures_key=config.erasures.key,
     )
     async with opened(registry, config) as store:
         with Progress("read") as progress:

@@ -21,6 +21,7 @@ from .documents import (
     path_id,
     scoped_id,
 )
+from .events import ERASED_TYPE
 from .paging import read_page
 from .people import STEP
 from .schema import (
@@ -139,9 +140,13 @@ def _problems(check: _Check, document: _Document) -> Iterator[str]:
 
 
 def _event(document: _Document) -> Iterator[str]:
-    event = decode_event(document)
-    if document["_id"] != event_id(event.workspace_id, event.origin, document["messageId"]):
-        yield "has the _id of another event"
+    if document["type"] == ERASED_TYPE:
+        if document["_raw"] or "messageId" in document:
+            yield "is erased, but not all of it"
+    else:
+        event = decode_event(document)
+        if document["_id"] != event_id(event.workspace_id, event.origin, document["messageId"]):
+            yield "has the _id of another event"
     if not isinstance(document["_seq"], ObjectId):
         yield "has no place in the order of arrival"
 

@@ -20,6 +20,7 @@ from .connection import Settings, key_of
 from .keys import parts
 from .reader import Reader
 from .schema import GROUP, VISITOR
+from .tables.events import ERASED_TYPE
 from .writer import operations
 from .writer.writer import Writer
 
@@ -94,18 +95,21 @@ def _events(
     numbers = Parts(db)
     rows = db.execute(
         "SELECT e.seq, e.key, e.workspace, e.origin, e.message_id, (SELECT k.seq FROM event_keys k "
-        "WHERE k.part = ?2 AND k.key = e.key) FROM events e WHERE e.seq > ?1 AND e.seq < ?3 "
+        "WHERE k.part = ?2 AND k.key = e.key), e.type = ?5, length(e.body) = 0 AND "
+        "ifnull(e.user_id, e.anonymous_id) IS NULL FROM events e WHERE e.seq > ?1 AND e.seq < ?3 "
         "ORDER BY e.seq LIMIT ?4",
-        (after, *numbers.at(after + 1), _STEP),
+        (after, *numbers.at(after + 1), _STEP, ERASED_TYPE),
     ).fetchall()
     last = after
-    for seq, key, workspace, origin, message_id, known in rows:
+    for seq, key, workspace, origin, message_id, known, is_erased, is_empty in rows:
         if last and seq != last + 1:
             message = f"{last + 1} to {seq - 1} are missing"
             found.append(_problem("numbers of events", message, doubt="expired"))
         last = seq
         whose = f"the event {seq} ({workspace}: {origin} {message_id!r})"
-        if key != key_of(workspace, origin, message_id):
+        if is_erased and (message_id or not is_empty):
+            found.append(_problem("events", f"{whose} is erased, but not all of it"))
+        elif not is_erased and key != key_of(workspace, origin, message_id):
             found.append(_problem("keys", f"{whose} has the key of another event"))
         elif known != seq and seq <= merged:
             others = [number for (number,) in db.execute(parts.NUMBERS, (key,))]

@@ -287,25 +287,6 @@ async def test_users_made_by_choices_are_unprovable() -> None:
     assert report.unprovable == {("users", "users with subscription changes"): 1}
 
 
-async def test_a_doubt_makes_differences_unprovable() -> None:
-    """So an erasure is no difference."""
-    store = made()
-    await small(store)
-    for kind, name in ((Kind.USER, "ann"), (Kind.GROUP, "crew")):
-        del store.stored.profiles["acme", kind, name]
-
-    def erased(_workspace: str, kind: Kind, name: str) -> str | None:
-        return "erased" if name in ("ann", "crew") else None
-
-    report = await verified(store, doubt=erased, erased=True)
-    healthy(report)
-    assert {(what, why) for what, why in reasons(report) if why == "erased"} == {
-        ("users", "erased"),
-        ("groups", "erased"),
-        ("links", "erased"),
-    }
-
-
 class Unfinished(testing.MemoryStore):
     """A store that a crash left without the changes of an event."""
 
@@ -322,11 +303,13 @@ async def test_what_a_crash_cut_off_is_unprovable() -> None:
     store = Unfinished()
     await small(store)
     del store.stored.profiles["acme", Kind.USER, "ann"]
-    report = await verified(store, erased=True)
-    healthy(report)
+    report = await verified(store)
+    assert report.different == {"rows": 1}
     assert {what for what, why in reasons(report) if "crash" in why} >= {"rows", "users"}
     assert report.checked["storage"] == 3
-    assert (await verified(store)).different == {"rows": 1}
+    expiring = dataclasses.replace(store.context, events_days=1)
+    report = await verified(store, context=expiring)
+    assert report.unprovable["rows", "events that expired"] == 1
 
 
 # ------------------------------------------------------------------------------------------- in use

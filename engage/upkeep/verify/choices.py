@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from engage.api import Kind, SubscriptionRecord, SubscriptionState, SubscriptionStore
 from engage.upkeep.export import all_pages
+from engage.upkeep.tombstones import PSEUDONYM
 from engage.upkeep.verify.report import TRIES, Doubt, Report
 from engage.upkeep.verify.spill import Spill, part_of
 
@@ -24,9 +25,14 @@ async def keep_choices(store: SubscriptionStore, spill: Spill) -> None:
         spill.add(part, ("choice", _key(state), state.subscribed, state.updated_at))
 
 
-async def keep_history(store: SubscriptionStore, spill: Spill) -> None:
-    """Keep the records of all choices, which must have been kept before."""
+async def keep_history(store: SubscriptionStore, spill: Spill, erased: Collection[str]) -> None:
+    """Keep the records of all choices, which must have been kept before.
+
+    :param erased: the workspaces from which people were erased: the records of these stay.
+    """
     async for record in all_pages(functools.partial(store.history, None, None)):
+        if record.user_id.startswith(PSEUDONYM) and record.workspace_id in erased:
+            continue
         part = part_of(record.workspace_id, record.user_id)
         spill.add(part, ("record", _key(record), record.after, record.at))
 

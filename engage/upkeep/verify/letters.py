@@ -7,6 +7,7 @@ import asyncio
 import functools
 import json
 from collections import Counter
+from collections.abc import Collection
 
 from engage.api import (
     CONFLICT,
@@ -28,13 +29,20 @@ _Uses = dict[tuple[str, str], tuple[int, int]]
 
 
 async def check_letters(
-    store: EventStore, report: Report, *, now: int, days: int | None, expires: bool
+    store: EventStore,
+    report: Report,
+    *,
+    now: int,
+    days: int | None,
+    expires: bool,
+    erased: Collection[str],
 ) -> None:
     """Compare the dead letters of a store.
 
     :param now: milliseconds since 1970 UTC.
     :param days: after which letters expire.
     :param expires: whether events expire.
+    :param erased: the workspaces from which people were erased, with their letters.
     """
     if not isinstance(store, DeadLetterStore):
         return
@@ -74,9 +82,11 @@ async def check_letters(
             report.differs("conflicts", f"{whose} {problem}")
         elif await store.find(workspace, origin, message_id) is None:
             reason = "events that expired" if expires else None
+            reason = reason or ("events that were erased" if workspace in erased else None)
             report.judge("conflicts", f"{whose} has no stored event", reason)
     report.checked["conflicts"] = len(conflicts)
-    await _check_counters(store, report, {key[0] for key in conflicts}, now=now, days=days)
+    kept_of = {key[0] for key in conflicts}.union(erased)
+    await _check_counters(store, report, kept_of, now=now, days=days)
 
 
 async def _uses(store: DeadLetterStore) -> _Uses:

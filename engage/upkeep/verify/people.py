@@ -20,12 +20,15 @@ from engage.upkeep.verify.folds import Link as LinkFold
 from engage.upkeep.verify.report import Doubt, Report
 from engage.upkeep.verify.spill import PARTS, Spill, part_of
 
-__all__ = ["Rules", "compare_people", "keep_changes", "keep_link", "keep_profile"]
+__all__ = ["ERASING", "Rules", "compare_people", "keep_changes", "keep_link", "keep_profile"]
 
 _EXPIRED: Final = "made by events that expired"
+_ERASED: Final = "made by events that were erased"
 _LIMITED: Final = "at a limit"
 _OLD: Final = "visitors that may have expired before"
 _CHANGED: Final = "linked or unlinked meanwhile"
+#: Of an erasure that began while the store was read, or that was interrupted.
+ERASING: Final = "erased meanwhile, or not completely"
 _CHOSEN: Final = "users with subscription changes"
 _EARLIER: Final = "made by an earlier version"
 
@@ -84,13 +87,20 @@ class Rules:
     identifiers: Mapping[str, Collection[str]]
     #: Before this time, events may have expired; ``-inf``: none.
     horizon: float
-    #: The same of the last events of visitors.
+    #: Workspace → the time before which events of people were erased, which stay in groups.
+    erased: Mapping[str, int]
+    #: Before this time, the last events of visitors may have expired.
     visitors_before: float
     #: Workspaces that may have no room for more visitors.
     full: Collection[str]
     #: Whether the store's links are known.
     with_links: bool
     doubt: Doubt
+
+    def before(self, workspace: str, kind: Kind) -> tuple[float, str]:
+        """Return the time before which events may be missing, and why."""
+        erased = self.erased.get(workspace, self.horizon) if kind is Kind.GROUP else self.horizon
+        return (erased, _ERASED) if erased > self.horizon else (self.horizon, _EXPIRED)
 
     @property
     def expires(self) -> bool:
@@ -284,6 +294,7 @@ class _Step:
         """
         workspace, kind, name = subject
         what, found = _NAMES[kind], f"{workspace}: {name!r}"
+        horizon, missing = self.rules.before(workspace, kind)
         actual, _ = self.part.profiles.get(subject, (None, None))
         self.report.checked[what] += 1
         low, high = views
@@ -293,18 +304,17 @@ class _Step:
                 self.report.judge(what, f"{found} is missing", reason)
             return
         if low is None and high is None:
-            expired = actual.created_at is None or actual.created_at < self.rules.horizon
-            if self.rules.expires and expired:
-                reason = reason or _EXPIRED
+            if actual.created_at is None or actual.created_at < horizon:
+                reason = reason or (missing if horizon > float("-inf") else None)
             reason = reason or self.rules.doubt(*subject)
             self.report.judge(what, f"{found} exists without an event that made it", reason)
             return
-        differing = list(compare(low or EMPTY, high or EMPTY, actual, self.rules.horizon))
+        differing = list(compare(low or EMPTY, high or EMPTY, actual, horizon))
         if differing:
             reason = reason or self._excuse(subject, actual)
             bad = [text for text, may in differing if not may and not (chosen and text == TIMES)]
             if not bad and reason is None:
-                reason = _EXPIRED if any(may for _, may in differing) else _CHOSEN
+                reason = missing if any(may for _, may in differing) else _CHOSEN
             text = (bad or [text for text, _ in differing])[0]
             self.report.judge(what, f"{found}: {text} differs from the events", reason)
 
@@ -343,6 +353,7 @@ class _First(_Step):
                 _, owner = part.profiles.get(subject, (None, None))
                 if owner is not None:
                     reason = _EXPIRED if self.rules.expires else None
+                    reason = reason or self.rules.doubt(workspace, Kind.USER, owner)
                     message = f"{workspace}: {name!r} belongs to a user without a link"
                     self.report.judge("visitors", message, reason)
         for (workspace, name), of_users in part.links.items():
@@ -381,8 +392,8 @@ class _First(_Step):
             reason = rules.doubt(*subject)
         else:
             reason = self._excuse(subject, view or EMPTY)
-        # An operator may have undone a link for a moment. An event may have changed the visitor just
-        # before another one gave it to a user, and a choice made a user until there was a visitor.
+        # An operator may have undone a link for a moment. An event may have changed the visitor
+        # before the next one gave it to a user; a choice makes a user while there is no visitor.
         late, chosen = folds[0] is not folds[1], (workspace, name) in part.choices.names
         if any(link.low.decided != link.high.decided for link in of_users.values()) or (
             late and (firsts[0] != firsts[1] or is_user[0] != is_user[1] or chosen)
@@ -433,7 +444,7 @@ class _Second(_Step):
         for one in links:
             both = (one.counting, one.is_user, one.mine)
             late |= one.late or any(before != after for before, after in both)
-            if any(one.mine) or one.reason == _CHANGED:
+            if any(one.mine) or one.reason in (_CHANGED, ERASING):
                 reason = reason or one.reason
         low = self._merged(subject, folds[0], links, 0) if exists[0] else None
         high = low

@@ -32,16 +32,18 @@ from engage.api import (
     suppressed_address,
 )
 from engage.upkeep.export import all_pages
+from engage.upkeep.tombstones import HASHED, Tombstones
 from engage.upkeep.verify.choices import confirm_choices, keep_choices, keep_history
 from engage.upkeep.verify.letters import check_letters
 from engage.upkeep.verify.people import (
+    ERASING,
     Rules,
     compare_people,
     keep_changes,
     keep_link,
     keep_profile,
 )
-from engage.upkeep.verify.report import Doubt, Report
+from engage.upkeep.verify.report import Report
 from engage.upkeep.verify.spill import PARTS, Spill
 
 __all__ = ["Settings", "verify"]
@@ -59,10 +61,6 @@ _REASONS: Final = {
 _STEP: Final = 1000
 
 
-def _no_doubt(_workspace: str, _kind: Kind, _name: str) -> str | None:
-    return None
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """What the config says about a store."""
@@ -74,15 +72,13 @@ class Settings:
     is_valid: Callable[[str, Mapping[str, Any]], bool]
     #: Milliseconds that the loaders of a log are behind.
     lag: int = 0
-    #: Whether somebody was erased, so that events are missing.
-    erased: bool = False
-    #: Why a user, visitor or group cannot be proven.
-    doubt: Doubt = _no_doubt
+    #: Of the hashes of erased ids; ``None``: nothing can have been erased.
+    erasures_key: str | None = None
 
     @property
     def expires(self) -> bool:
-        """Whether events may have been deleted."""
-        return self.erased or self.context.events_days is not None
+        """Whether events may have expired."""
+        return self.context.events_days is not None
 
 
 async def verify(
@@ -133,7 +129,10 @@ async def _letters(
     store: EventStore, settings: Settings, report: Report, clock: _Clock, _: _Progress
 ) -> None:
     days = settings.context.dead_letters_days
-    await check_letters(store, report, now=clock(), days=days, expires=settings.expires)
+    erased = (await _erased(store, settings)).newest()
+    await check_letters(
+        store, report, now=clock(), days=days, expires=settings.expires, erased=erased
+    )
 
 
 async def _suppressions(
@@ -142,7 +141,8 @@ async def _suppressions(
     if isinstance(store, SuppressionStore):
         scan = _all(store.scan_suppressions, None)
         async for one in _counted(scan, "suppressions", report, on_progress):
-            if suppressed_address(one.channel, one.address) != one.address:
+            form = suppressed_address(one.channel, one.address)
+            if form != one.address and not one.address.startswith(HASHED):
                 message = f"{one.workspace_id}: {one.address!r} is not as it is looked up"
                 report.differs("suppressions", message)
 
@@ -165,20 +165,30 @@ async def _profiles(
     store: EventStore, settings: Settings, report: Report, clock: _Clock, on_progress: _Progress
 ) -> None:
     late_since = clock() - SLACK - settings.lag
+    # An erasure that is not done, or that begins later, may be half of one.
+    before = await _erased(store, settings, done=True)
     with Spill() as spill:
         if isinstance(store, SubscriptionStore):
             await keep_choices(store, spill)
         visitors = await _keep_profiles(store, spill, on_progress)
         with_links = isinstance(store, VerifiableStore)
-        await _keep_events(store, settings, spill, report, late_since, on_progress)
+        await _keep_events(store, settings, spill, report, late_since, before, on_progress)
+        after = await _erased(store, settings)
         if isinstance(store, SubscriptionStore):
-            await keep_history(store, spill)
+            await keep_history(store, spill, after.newest())
         unfinished = set(await store.unfinished()) if isinstance(store, VerifiableStore) else set()
 
         def doubt(workspace: str, kind: Kind, name: str) -> str | None:
-            if kind is not Kind.GROUP and (workspace, name) in unfinished:
+            if kind is Kind.GROUP:
+                return None
+            if (workspace, name) in unfinished:
                 return _REASONS["unfinished"]
-            return settings.doubt(workspace, kind, name)
+            # An id may be that of a user and of a visitor.
+            for one in (Kind.USER, Kind.VISITOR):
+                subject = (workspace, one, name)
+                if after.erased_at(*subject) > before.erased_at(*subject):
+                    return ERASING
+            return None
 
         now, most = clock(), settings.context.profile_limits.visitors
         days = settings.visitors_days
@@ -186,6 +196,7 @@ async def _profiles(
             limits=settings.context.profile_limits,
             identifiers=settings.context.identifiers,
             horizon=await _horizon(store, settings, now),
+            erased=after.newest(),
             visitors_before=float("-inf") if days is None else now - days * DAY_MS,
             full={workspace for workspace, count in visitors.items() if count >= most},
             with_links=with_links,
@@ -223,12 +234,16 @@ async def _keep_events(
     spill: Spill,
     report: Report,
     late_since: int,
+    erased: Tombstones,
     on_progress: _Progress,
 ) -> None:
     """Check all events, and keep their changes."""
     async for event in _counted(_all(store.scan, EventFilter()), "events", report, on_progress):
         try:
             problem = _problem(event, settings)
+            names = (event.workspace_id, event.user_id, event.anonymous_id)
+            if erased.cover(*names, event.received_at):
+                problem = "is of an erased person"
             keep_changes(spill, event, late=event.received_at >= late_since)
         except Exception as error:
             problem = f"cannot be read ({type(error).__name__})"
@@ -278,6 +293,12 @@ async def _confirm_repeated(store: EventStore, repeated: set[bytes], report: Rep
             seen[key] += 1
             if seen[key] == 2:
                 report.differs("events", f"{_named(event)} is stored twice")
+
+
+async def _erased(store: EventStore, settings: Settings, *, done: bool = False) -> Tombstones:
+    tombstones = Tombstones(store, settings.erasures_key, done=done)
+    await tombstones.refresh()
+    return tombstones
 
 
 async def _horizon(store: EventStore, settings: Settings, now: int) -> float:
