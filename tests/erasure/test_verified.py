@@ -33,7 +33,7 @@ async def report_of(store: Any) -> Report:
 async def fill_person(store: Any) -> None:
     """Fill a store in which ``ann`` has everything that an erasure deletes."""
     await small(store)
-    choice = {"workspace_id": "acme", "choices": {"news": True}, "how": "api"}
+    choice: dict[str, Any] = {"workspace_id": "acme", "choices": {"news": True}, "how": "api"}
     for number, name in enumerate(("ann", "a-1")):
         await store.apply(
             SubscriptionChange(id=f"ann{number}", user_id=name, at=TIME + 900_000, **choice)
