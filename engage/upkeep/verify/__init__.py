@@ -3,10 +3,10 @@
 
 ==============  ====================================================================
 ``run.py``      reads everything once, and hands it to the others
-``spill.py``    keeps what was read in a temporary file, in parts that fit in memory
+``notes.py``    keeps what was read, in a temporary database
 ``folds.py``    merges the events of a user, visitor or group
 ``compare.py``  compares a profile with what the events make of it
-``people.py``   compares all profiles and links, one part at a time
+``people.py``   compares all profiles and links
 ``choices.py``  compares subscription choices with their history
 ``letters.py``  compares dead letters with their budgets and with the stored events
 ``report.py``   what was found

@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterator
 from engage.api import Kind, SubscriptionRecord, SubscriptionState, SubscriptionStore
 from engage.upkeep.export import all_pages
 from engage.upkeep.tombstones import PSEUDONYM
+from engage.upkeep.verify.notes import Notes
 from engage.upkeep.verify.report import TRIES, Doubt, Report
-from engage.upkeep.verify.spill import Spill, part_of
 
 __all__ = ["Choice", "Choices", "confirm_choices", "keep_choices", "keep_history"]
 
@@ -18,23 +18,22 @@ __all__ = ["Choice", "Choices", "confirm_choices", "keep_choices", "keep_history
 Choice = tuple[str, str, str]
 
 
-async def keep_choices(store: SubscriptionStore, spill: Spill) -> None:
+async def keep_choices(store: SubscriptionStore, notes: Notes) -> None:
     """Keep all choices."""
-    async for state in all_pages(functools.partial(store.scan_subscriptions, None)):
-        part = part_of(state.workspace_id, str(state.user_id))
-        spill.add(part, ("choice", _key(state), state.subscribed, state.updated_at))
+    async for one in all_pages(functools.partial(store.scan_subscriptions, None)):
+        record = ("choice", one.group_id, one.subscribed, one.updated_at)
+        notes.add(one.workspace_id, str(one.user_id), record)
 
 
-async def keep_history(store: SubscriptionStore, spill: Spill, erased: Collection[str]) -> None:
+async def keep_history(store: SubscriptionStore, notes: Notes, erased: Collection[str]) -> None:
     """Keep the records of all choices, which must have been kept before.
 
     :param erased: the workspaces from which people were erased: the records of these stay.
     """
-    async for record in all_pages(functools.partial(store.history, None, None)):
-        if record.user_id.startswith(PSEUDONYM) and record.workspace_id in erased:
-            continue
-        part = part_of(record.workspace_id, record.user_id)
-        spill.add(part, ("record", _key(record), record.after, record.at))
+    async for one in all_pages(functools.partial(store.history, None, None)):
+        if not (one.user_id.startswith(PSEUDONYM) and one.workspace_id in erased):
+            record = ("record", one.group_id, one.after, one.at)
+            notes.add(one.workspace_id, one.user_id, record)
 
 
 def _key(one: SubscriptionState | SubscriptionRecord) -> Choice:
@@ -48,18 +47,14 @@ class Choices:
         #: Choice → subscribed, time.
         self.kept: dict[Choice, tuple[bool, int]] = {}
         self.records: dict[Choice, tuple[bool, int]] = {}
-        #: Workspace and id of those who have a choice, and of those who have a choice or a record.
-        self.early: set[tuple[str, str]] = set()
-        self.names: set[tuple[str, str]] = set()
 
     def add(self, what: str, key: Choice, subscribed: bool, at: int) -> None:
         """Add what was kept, in its order."""
-        self.names.add(key[:2])
-        if what == "choice":
-            self.early.add(key[:2])
-            self.kept[key] = (subscribed, at)
-        else:
-            self.records[key] = (subscribed, at)
+        (self.kept if what == "choice" else self.records)[key] = (subscribed, at)
+
+    def chosen(self, index: int) -> bool:
+        """Return whether there is a choice or, with the index 1, a choice or a record."""
+        return bool(self.kept or (index and self.records))
 
     def wrong(self) -> Iterator[Choice]:
         """Yield the choices that differ from the last record, or have none, or are missing."""

@@ -19,10 +19,8 @@ from typing import Any, Final
 from engage.upkeep.copy_report import canonical
 from engage.upkeep.verify.folds import View
 
-__all__ = ["EMPTY", "TIMES", "compare"]
+__all__ = ["TIMES", "compare"]
 
-#: A profile of which there is nothing.
-EMPTY: Final = View(traits={})
 #: The name of the difference of ``created_at`` and ``updated_at``.
 TIMES: Final = "the times of the first and the last event"
 

@@ -1,24 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compare all users, visitors, groups and links with the events.
 
-What was read is in a spill, in parts by the ids of users and visitors. Two steps look at each part.
-The first compares visitors and groups, decides whom each visitor belongs to, and hands the links,
-with the visitors, on to the parts of their users. The second compares links and users.
+Two merges of the events are compared with each profile: index 0 is that of the events which were
+surely stored before the profiles were read, and index 1 that of all.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from engage.api import Event, Kind, Link, LinkDecision, ProfileLimits, Version, changes_of, merge
+from engage.api import (
+    Event,
+    Kind,
+    Link,
+    LinkDecision,
+    Membership,
+    ProfileLimits,
+    RemovedTraits,
+    Traits,
+    Version,
+    changes_of,
+    merge,
+    visitor_of,
+)
 from engage.upkeep.verify.choices import Choice, Choices
-from engage.upkeep.verify.compare import EMPTY, TIMES, compare
-from engage.upkeep.verify.folds import Fold, View, plain, view_of
-from engage.upkeep.verify.folds import Link as LinkFold
+from engage.upkeep.verify.compare import TIMES, compare
+from engage.upkeep.verify.folds import EMPTY, Fold, LinkFold, View, view_of
+from engage.upkeep.verify.notes import Notes
 from engage.upkeep.verify.report import Doubt, Report
-from engage.upkeep.verify.spill import PARTS, Spill, part_of
 
 __all__ = ["ERASING", "Rules", "compare_people", "keep_changes", "keep_link", "keep_profile"]
 
@@ -32,50 +44,11 @@ ERASING: Final = "erased meanwhile, or not completely"
 _CHOSEN: Final = "users with subscription changes"
 _EARLIER: Final = "made by an earlier version"
 
-#: A look-up takes a third of the time of ``Kind(…)``.
-_KINDS: Final = {kind.value: kind for kind in Kind}
 _NAMES: Final = {Kind.USER: "users", Kind.VISITOR: "visitors", Kind.GROUP: "groups"}
-#: The merge of the events before the profiles were read, and of all.
-_Both = tuple[Fold, Fold]
 _NOTHING: Final = Fold()
-
-
-@dataclasses.dataclass(slots=True)
-class _OneLink:
-    """A link by the events, and as the store has it: its first event, and whether it counts."""
-
-    low: LinkFold = dataclasses.field(default_factory=LinkFold)
-    high: LinkFold = dataclasses.field(default_factory=LinkFold)
-    stored: tuple[Version | None, bool] | None = None
-
-
-class _Linked(NamedTuple):
-    """What the first step knows of a link. Pairs are of the events before, and of all."""
-
-    workspace: str
-    user: str
-    #: The anonymous id.
-    name: str
-    #: By the events: the first of them, and the decision whether it counts.
-    low: tuple[Version | None, tuple[Version, bool]]
-    high: tuple[Version | None, tuple[Version, bool]]
-    #: In the store: the first event, and whether it counts.
-    stored: tuple[Version | None, bool] | None
-    #: The first event, if the link is there and counts.
-    counting: tuple[Version | None, Version | None]
-    #: Whether a user with the anonymous id exists, and whether an event made it.
-    is_user: tuple[bool, bool]
-    made: tuple[bool, bool]
-    #: Whether it is the first link of the anonymous id.
-    mine: tuple[bool, bool]
-    #: If it is, the visitor, which may belong to the user.
-    visitors: tuple[Any, ...]
-    #: Why the visitor may differ.
-    reason: str | None
-    #: If the store has the visitor: the user to whom it belongs there.
-    owner: tuple[str | None] | None
-    #: Whether the visitor changed.
-    late: bool
+_ALWAYS: Final = float("-inf")
+#: Ids of which all is remembered, because many links may lead to one.
+_REMEMBERED: Final = 1000
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,191 +70,293 @@ class Rules:
     with_links: bool
     doubt: Doubt
 
-    def before(self, workspace: str, kind: Kind) -> tuple[float, str]:
-        """Return the time before which events may be missing, and why."""
-        erased = self.erased.get(workspace, self.horizon) if kind is Kind.GROUP else self.horizon
-        return (erased, _ERASED) if erased > self.horizon else (self.horizon, _EXPIRED)
-
     @property
     def expires(self) -> bool:
         """Whether events may have expired."""
-        return self.horizon > float("-inf")
+        return self.horizon > _ALWAYS
+
+    def before(self, workspace: str, kind: Kind) -> tuple[float, str]:
+        """Return the time before which events may be missing, and why."""
+        erased = self.erased.get(workspace, _ALWAYS) if kind is Kind.GROUP else _ALWAYS
+        return (erased, _ERASED) if erased > self.horizon else (self.horizon, _EXPIRED)
 
 
 # ----------------------------------------------------------------------------------- what is kept
-def keep_changes(spill: Spill, event: Event, *, late: bool) -> None:
+def keep_changes(notes: Notes, event: Event, *, late: bool) -> None:
     """Keep the changes of an event.
 
     :param late: whether the profiles may have been read before it was stored.
     :raises Exception: any, if the event is damaged.
     """
     workspace, version = event.workspace_id, (event.timestamp, event.message_id, event.origin)
+    subjects: dict[tuple[str, str], Any] = {}
     for change in changes_of(event):
-        if isinstance(change, Link | LinkDecision):
-            if isinstance(change, Link):
-                version = (event.received_at, event.message_id, event.origin)
-            part = part_of(workspace, change.anonymous_id)
-            decision = LinkFold.decision(change)
-            names = (change.anonymous_id, change.user_id)
-            spill.add(part, ("link", workspace, *names, late, version, decision))
-            version = (event.timestamp, event.message_id, event.origin)
+        if isinstance(change, LinkDecision):
+            record: Any = ("link", late, change.user_id, version, change.counts)
+            notes.add(workspace, change.anonymous_id, record, change.user_id)
+            continue
+        if isinstance(change, Link):
+            first = (event.received_at, *version[1:])
+            record = ("link", late, change.user_id, first, None)
+            notes.add(workspace, change.anonymous_id, record, change.user_id)
+            continue
+        what = subjects.setdefault((change.kind.value, change.id), [False, {}, {}])
+        if isinstance(change, Traits):
+            what[1].update((name, (value,)) for name, value in change.traits.items())
+        elif isinstance(change, RemovedTraits):
+            what[1].update(dict.fromkeys(change.names, ()))
+        elif isinstance(change, Membership):
+            what[2][change.group_id] = change.assigned
         else:
-            subject = (workspace, change.kind.value, change.id)
-            fields = (late, version, event.received_at, plain(change))
-            spill.add(part_of(workspace, change.id), ("change", *subject, *fields))
+            what[0] = True
+    for (kind, name), what in subjects.items():
+        record = ("change", late, kind, version, event.received_at, what)
+        notes.add(workspace, name, record)
 
 
-def keep_profile(spill: Spill, kind: Kind, name: str, profile: Any) -> None:
+def keep_profile(notes: Notes, kind: Kind, name: str, profile: Any) -> None:
     """Keep a profile of the store."""
-    workspace, view = profile.workspace_id, view_of(profile)
     owner = profile.user_id if kind is Kind.VISITOR else None
-    fields = {
-        "created_at": view.created_at,
-        "updated_at": view.updated_at,
-        "traits": dict(view.traits),
-        "trait_times": dict(view.trait_times),
-        "groups": list(view.groups),
-        "anonymous_ids": list(view.anonymous_ids),
-        "left_out": view.left_out,
-    }
-    spill.add(part_of(workspace, name), ("profile", workspace, kind.value, name, fields, owner))
+    record = ("profile", kind.value, tuple(view_of(profile)), owner)
+    notes.add(profile.workspace_id, name, record)
 
 
 def keep_link(
-    spill: Spill, workspace: str, anonymous_id: str, user: str, first: Version | None, counts: bool
+    notes: Notes, workspace: str, anonymous_id: str, user: str, first: Version | None, counts: bool
 ) -> None:
     """Keep a link of the store."""
-    part = part_of(workspace, anonymous_id)
-    spill.add(part, ("stored", workspace, anonymous_id, user, first, counts))
+    notes.add(workspace, anonymous_id, ("stored", user, first, counts), user)
 
 
-# ------------------------------------------------------------------------------------ a part of it
-class _Part:
-    """What was kept of the users, visitors and groups whose ids are in one part.
+# ---------------------------------------------------------------------------------- all about an id
+@dataclasses.dataclass(slots=True)
+class _Link:
+    """The link of an anonymous id to a user, by the events and in the store."""
 
-    :param kinds: of other kinds, only what exists is read.
-    """
+    folds: tuple[LinkFold, LinkFold] = dataclasses.field(
+        default_factory=lambda: (LinkFold(), LinkFold())
+    )
+    #: The first event, and whether it counts.
+    stored: tuple[Version | None, bool] | None = None
 
-    def __init__(self, spill: Spill, number: int, rules: Rules, kinds: Collection[Kind]) -> None:
-        self._expires = rules.expires
-        self.events: set[bytes] = set()
-        self.repeated: set[bytes] = set()
+    def counting(self, index: int, rules: Rules) -> Version | None:
+        """Return the first event, if the link is there and counts."""
+        (first, (_, counts)), before = _plain(self.folds[index]), self.folds[0]
+        if self.stored is not None:
+            stored, stored_counts = self.stored
+            # It may be older than all stored events.
+            if stored is not None and (stored[0] < rules.horizon or not stored[1]):
+                first = stored if first is None else min(first, stored)
+            if rules.expires and before.decided == self.folds[1].decided:
+                counts = stored_counts  # Events that expired may have decided.
+        elif rules.with_links and before.first is not None:
+            return None  # It is missing, which is a difference of its own.
+        return first if counts else None
+
+    def problem(self, horizon: float) -> tuple[str, str | None] | None:
+        """Return what is wrong, and why it may be right."""
+        low, high = self.folds
+        wanted = [one.first for one in self.folds if one.first is not None]
+        first, counts = self.stored or (None, True)
+        if first is None:
+            is_missing = low.first is not None or not (low.decided[1] or self.stored)
+            return ("is missing", None) if is_missing else None
+        if not wanted or first < min(wanted):
+            reason = _EARLIER if not first[1] else _EXPIRED if first[0] < horizon else None
+            return ("has an earlier first event than any that is stored", reason)
+        if low.first is not None and (first > low.first or (low.first == high.first != first)):
+            return ("has another first event", None)
+        if low.decided == high.decided and counts != low.decided[1]:
+            text = "counts" if counts else "does not count"
+            return (text, None if horizon == _ALWAYS else _EXPIRED)
+        return None
+
+
+def _plain(fold: LinkFold) -> tuple[Version | None, tuple[Version, bool]]:
+    return fold.first, fold.decided
+
+
+class _Id:
+    """Everything about one id of a workspace: the user, the visitor and the group that have it, and
+    the users to whom it is linked as an anonymous id."""
+
+    def __init__(self, workspace: str, name: str, records: Iterable[Any], rules: Rules) -> None:
+        self.workspace, self.name, self._rules = workspace, name, rules
+        #: What the store has, and the user of a visitor.
+        self.profiles: dict[str, tuple[View, str | None]] = {}
         self.choices = Choices()
-        #: Workspace, kind and id → what the store has, and the user of a visitor.
-        self.profiles: dict[tuple[str, Kind, str], tuple[View, str | None]] = {}
-        #: Workspace and anonymous id → user → link.
-        self.links: dict[tuple[str, str], dict[str, _OneLink]] = {}
-        self._folds: dict[tuple[str, Kind, str], Fold] = {}
-        self._late: dict[tuple[str, Kind, str], list[Any]] = {}
-        late_links = []
-        for record in spill.read(number):
-            match record:
-                case ("change", workspace, kind, name, late, *fields):
-                    key = (workspace, _KINDS[kind], name)
-                    if key[1] not in kinds and fields[2][0] != "seen":
-                        continue
-                    if late:
-                        self._late.setdefault(key, []).append(fields)
-                    else:
-                        self._add(self._folds.setdefault(key, Fold()), key, fields, rules)
-                case ("event" | "link" | "stored", *_) if Kind.USER in kinds:
-                    pass  # The first step has looked at them.
-                case ("event", key):
-                    (self.repeated if key in self.events else self.events).add(key)
-                case ("link", workspace, name, user, late, *fields):
-                    link = self._link(workspace, name, user)
-                    if late:
-                        late_links.append((link, fields))
-                    else:
-                        link.low.add(*fields)
-                case ("profile", workspace, kind, name, view, owner):
-                    self.profiles[workspace, _KINDS[kind], name] = (View(**view), owner)
-                case ("stored", workspace, name, user, first, counts):
-                    self._link(workspace, name, user).stored = (first, counts)
+        #: User → link.
+        self.links: dict[str, _Link] = {}
+        self._folds: dict[str, tuple[Fold, Fold]] = {}
+        late: list[Any] = []
+        for what, *fields in records:
+            match what:
+                case "change" | "link" if fields[0]:
+                    late.append((what, *fields[1:]))
+                case "change":
+                    self._change(0, *fields[1:])
+                case "link":
+                    self._link(fields[1]).folds[0].add(*fields[2:])
+                case "profile":
+                    kind, view, owner = fields
+                    self.profiles[kind] = (View(*view), owner)
+                case "stored":
+                    self._link(fields[0]).stored = (fields[1], fields[2])
                 case _:
-                    self.choices.add(*record)
-        for of_users in self.links.values():
-            for link in of_users.values():
-                link.high = dataclasses.replace(link.low)
-        for link, fields in late_links:
-            link.high.add(*fields)
-        self._high: dict[tuple[str, Kind, str], Fold] = {}
-        for key, changes in self._late.items():
-            high = self._high[key] = self._folds.get(key, _NOTHING).copy()
-            for fields in changes:
-                self._add(high, key, fields, rules)
+                    self.choices.add(what, (workspace, name, fields[0]), *fields[1:])
+        for link in self.links.values():
+            link.folds = (link.folds[0], dataclasses.replace(link.folds[0]))
+        for what, *fields in late:
+            if what == "change":
+                self._change(1, *fields)
+            else:
+                self._link(fields[0]).folds[1].add(*fields[1:])
 
-    @staticmethod
-    def _add(fold: Fold, key: tuple[str, Kind, str], fields: Any, rules: Rules) -> None:
-        workspace, kind, _ = key
-        declared = rules.identifiers.get(workspace, ()) if kind is not Kind.GROUP else ()
-        version, received_at, change = fields
-        fold.add(version, received_at, change, rules.limits, declared)
+    def _change(self, index: int, kind: str, version: Version, received_at: int, what: Any) -> None:
+        low, high = self._folds.get(kind) or (_NOTHING, _NOTHING)
+        if index and high is low:
+            high = low.copy()
+        elif low is _NOTHING and not index:
+            low = high = Fold()
+        self._folds[kind] = (low, high)
+        rules = self._rules
+        declared = rules.identifiers.get(self.workspace, ()) if kind != Kind.GROUP else ()
+        (low, high)[index].add(version, received_at, what, rules.limits, declared)
 
-    def _link(self, workspace: str, name: str, user: str) -> _OneLink:
-        of_users = self.links.setdefault((workspace, name), {})
-        return of_users.setdefault(user, _OneLink())
+    def _link(self, user: str) -> _Link:
+        return self.links.setdefault(user, _Link())
 
-    def keys(self, *kinds: Kind) -> set[tuple[str, Kind, str]]:
-        """Return the workspace, kind and id of everything of some kinds."""
-        found = self.profiles.keys() | self._folds.keys() | self._high.keys()
-        return {key for key in found if key[1] in kinds}
+    def view(self, kind: Kind) -> View | None:
+        """Return what the store has."""
+        return self.profiles.get(kind, (None, None))[0]
 
-    def folds(self, workspace: str, kind: Kind, name: str) -> _Both:
+    def folds(self, kind: Kind) -> tuple[Fold, Fold]:
         """Return both merges; they are the same object if nothing was late."""
-        low = self._folds.get((workspace, kind, name), _NOTHING)
-        return low, self._high.get((workspace, kind, name), low)
+        return self._folds.get(kind, (_NOTHING, _NOTHING))
 
-    def exists(self, workspace: str, name: str, *, chosen: bool = True) -> tuple[bool, bool]:
-        """Return whether a user exists, before and after.
+    # ------------------------------------------------------------------------------------ a user
+    def exists(self, index: int) -> bool:
+        """Return whether a user has the id."""
+        if self.folds(Kind.USER)[index].exists:
+            return True
+        # A choice makes a user if there is no visitor, also one that expired events made.
+        is_visitor = self.folds(Kind.VISITOR)[index].exists or (
+            self._rules.expires and Kind.VISITOR in self.profiles
+        )
+        return self.choices.chosen(index) and not is_visitor
 
-        :param chosen: whether a subscription change counts.
-        """
-        users = self.folds(workspace, Kind.USER, name)
-        visitors = self.folds(workspace, Kind.VISITOR, name)
-        names = (self.choices.early, self.choices.names) if chosen else ((), ())
-        # Events that expired may have made the visitor.
-        is_visitor = self._expires and (workspace, Kind.VISITOR, name) in self.profiles
+    def is_user(self, index: int, *, made: bool = False) -> bool:
+        """Return the same of an id that is linked, or in ``made`` whether an event made the user:
+        events that expired may have made it, too."""
+        expired = index == 1 and self._rules.expires and Kind.USER in self.profiles
+        by_events = self.folds(Kind.USER)[index].exists
+        return expired or (by_events if made else self.exists(index))
+
+    # --------------------------------------------------------------------------------- a visitor
+    def visitor(self, index: int) -> Fold | None:
+        """Return the visitor that may belong to a user."""
+        fold = self.folds(Kind.VISITOR)[index]
+        return None if self.is_user(index, made=True) or not fold.exists else fold
+
+    @functools.cached_property
+    def counting(self) -> tuple[Mapping[str, Version], Mapping[str, Version]]:
+        """User → the first event, of the links that count."""
         low, high = (
-            user.created_at is not None
-            or ((workspace, name) in some and not (visitor.created_at is not None or is_visitor))
-            for user, visitor, some in zip(users, visitors, names, strict=True)
+            {
+                user: first
+                for user, link in self.links.items()
+                if (first := link.counting(index, self._rules)) is not None
+            }
+            for index in (0, 1)
         )
         return low, high
 
+    @functools.cached_property
+    def firsts(self) -> tuple[str | None, str | None]:
+        """The user of the first link that counts."""
+        low, high = (min(one, key=one.__getitem__, default=None) for one in self.counting)
+        return low, high
 
+    @functools.cached_property
+    def reason(self) -> str | None:
+        """Why the visitor, and the user to whom it belongs, may differ from the events."""
+        # An operator may have undone a link for a moment. An event may have changed the visitor
+        # before the next one gave it to a user; a choice makes a user while there is no visitor.
+        low, high = self.folds(Kind.VISITOR)
+        owners = [(self.firsts[index], self.is_user(index)) for index in (0, 1)]
+        late = low is not high and (owners[0] != owners[1] or self.choices.chosen(1))
+        if late or any(low.decided != high.decided for low, high in self._link_folds()):
+            return _CHANGED
+        if self.visitor(0) is None is self.visitor(1):
+            return self._rules.doubt(self.workspace, Kind.VISITOR, self.name)
+        return self.excuse(Kind.VISITOR)
+
+    def _link_folds(self) -> Iterable[tuple[LinkFold, LinkFold]]:
+        return (link.folds for link in self.links.values())
+
+    def excuse(self, kind: Kind) -> str | None:
+        """Return why a profile may differ from its events, if there is a reason."""
+        actual, rules = self.view(kind), self._rules
+        for fold in self.folds(kind):
+            if fold.may_exceed(kind, rules.limits, actual or EMPTY):
+                return _LIMITED
+            if kind is Kind.VISITOR and fold.received_at < rules.visitors_before:
+                return _OLD
+        if kind is Kind.VISITOR and actual is None and self.workspace in rules.full:
+            return _LIMITED
+        return rules.doubt(self.workspace, kind, self.name)
+
+
+# --------------------------------------------------------------------------------------- comparing
 def compare_people(
-    spill: Spill, rules: Rules, report: Report, on_progress: Callable[[str, int], None]
-) -> tuple[set[bytes], set[Choice]]:
+    notes: Notes, rules: Rules, report: Report, on_progress: Callable[[str, int], None]
+) -> set[Choice]:
     """Compare everything that was kept.
 
     :param on_progress: called often, with what is compared and how many there were.
-    :return: the events that were read twice, and the choices that differ from their history.
+    :return: the choices that differ from their history.
     """
-    repeated: set[bytes] = set()
     wrong: set[Choice] = set()
-    with Spill() as linked:
-        for number in range(PARTS):
-            part = _Part(spill, number, rules, (Kind.VISITOR, Kind.GROUP))
-            repeated |= part.repeated
-            report.checked["choices"] += len(part.choices.kept)
-            wrong.update(part.choices.wrong())
-            _First(part, rules, report, linked).compare()
-            on_progress("profiles compared", report.checked["visitors"] + report.checked["groups"])
-        for number in range(PARTS):
-            part = _Part(spill, number, rules, (Kind.USER,))
-            _Second(part, rules, report).compare(linked.read(number))
-            on_progress("users compared", report.checked["users"])
-    return repeated, wrong
+    comparison = _Comparison(notes, rules, report)
+    for number, (workspace, name) in enumerate(notes.names()):
+        one = comparison.find(workspace, name)
+        report.checked["choices"] += len(one.choices.kept)
+        wrong.update(one.choices.wrong())
+        comparison.compare(one)
+        if number % _REMEMBERED == 0:
+            on_progress("ids compared", number)
+    return wrong
 
 
-class _Step:
-    def __init__(self, part: _Part, rules: Rules, report: Report) -> None:
-        self.part, self.rules, self.report = part, rules, report
+class _Comparison:
+    def __init__(self, notes: Notes, rules: Rules, report: Report) -> None:
+        self._notes, self._rules, self._report = notes, rules, report
+        self.find = functools.lru_cache(_REMEMBERED)(self._find)
 
-    def judge(
+    def _find(self, workspace: str, name: str) -> _Id:
+        return _Id(workspace, name, self._notes.about(workspace, name), self._rules)
+
+    def compare(self, one: _Id) -> None:
+        """Compare all that has an id."""
+        for kind in (Kind.VISITOR, Kind.GROUP):
+            low, high = one.folds(kind)
+            seen = _view(low)
+            self._judge(one, kind, (seen, seen if high is low else _view(high)), None)
+        _, owner = one.profiles.get(Kind.VISITOR, (None, None))
+        if owner is not None and not one.links:
+            reason = _EXPIRED if self._rules.expires else None
+            reason = reason or self._rules.doubt(one.workspace, Kind.USER, owner)
+            message = f"{one.workspace}: {one.name!r} belongs to a user without a link"
+            self._report.judge("visitors", message, reason)
+        linked = self._notes.linked(one.workspace, one.name)
+        links = [self.find(one.workspace, name) for name in linked]
+        self._user(one, links)
+        self._links(one, links)
+
+    def _judge(
         self,
-        subject: tuple[str, Kind, str],
+        one: _Id,
+        kind: Kind,
         views: tuple[View | None, View | None],
         reason: str | None,
         *,
@@ -292,257 +367,103 @@ class _Step:
         :param views: of both merges; ``None``: it does not exist.
         :param reason: why every difference may be right.
         """
-        workspace, kind, name = subject
-        what, found = _NAMES[kind], f"{workspace}: {name!r}"
-        horizon, missing = self.rules.before(workspace, kind)
-        actual, _ = self.part.profiles.get(subject, (None, None))
-        self.report.checked[what] += 1
-        low, high = views
+        (low, high), actual = views, one.view(kind)
+        if low is high is actual is None:
+            return
+        what, found = _NAMES[kind], f"{one.workspace}: {one.name!r}"
+        self._report.checked[what] += 1
+        horizon, missing = self._rules.before(one.workspace, kind)
         if actual is None:
             if low is not None and high is not None:
-                reason = reason or self._excuse(subject, EMPTY)
-                self.report.judge(what, f"{found} is missing", reason)
-            return
-        if low is None and high is None:
-            if actual.created_at is None or actual.created_at < horizon:
-                reason = reason or (missing if horizon > float("-inf") else None)
-            reason = reason or self.rules.doubt(*subject)
-            self.report.judge(what, f"{found} exists without an event that made it", reason)
-            return
-        differing = list(compare(low or EMPTY, high or EMPTY, actual, horizon))
-        if differing:
-            reason = reason or self._excuse(subject, actual)
+                self._report.judge(what, f"{found} is missing", reason or one.excuse(kind))
+        elif low is high is None:
+            if horizon > _ALWAYS and (actual.created_at is None or actual.created_at < horizon):
+                reason = reason or missing
+            reason = reason or self._rules.doubt(one.workspace, kind, one.name)
+            self._report.judge(what, f"{found} exists without an event that made it", reason)
+        elif differing := list(compare(low or EMPTY, high or EMPTY, actual, horizon)):
+            reason = reason or one.excuse(kind)
             bad = [text for text, may in differing if not may and not (chosen and text == TIMES)]
             if not bad and reason is None:
                 reason = missing if any(may for _, may in differing) else _CHOSEN
             text = (bad or [text for text, _ in differing])[0]
-            self.report.judge(what, f"{found}: {text} differs from the events", reason)
+            self._report.judge(what, f"{found}: {text} differs from the events", reason)
 
-    def _excuse(self, subject: tuple[str, Kind, str], actual: View) -> str | None:
-        """Return why a profile may differ from its events, if there is a reason."""
-        workspace, kind, _ = subject
-        for fold in self.part.folds(*subject):
-            if fold.may_exceed(kind, self.rules.limits, actual.traits, actual.groups):
-                return _LIMITED
-            at = fold.received_at
-            if kind is Kind.VISITOR and at is not None and at < self.rules.visitors_before:
-                return _OLD
-        if kind is Kind.VISITOR and actual is EMPTY and workspace in self.rules.full:
-            return _LIMITED
-        return self.rules.doubt(*subject)
+    def _user(self, one: _Id, links: Sequence[_Id]) -> None:
+        """:param links: the anonymous ids that are linked to it."""
+        name, chosen = one.name, one.choices.chosen(1)
+        low, high = one.folds(Kind.USER)
+        exists = one.exists(0), one.exists(1)
+        reason = _LIMITED if len(links) > self._rules.limits.links else None
+        late = low is not high or exists[0] != exists[1]
+        for link in links:
+            states = [
+                (
+                    link.counting[index].get(name),
+                    link.is_user(index),
+                    link.firsts[index] == name,
+                )
+                for index in (0, 1)
+            ]
+            mine = name in link.firsts
+            visitors = link.folds(Kind.VISITOR)
+            late |= states[0] != states[1] or (mine and visitors[0] is not visitors[1])
+            if mine or link.reason in (_CHANGED, ERASING):
+                reason = reason or link.reason
+        before = self._merged(one, links, 0) if exists[0] else None
+        after = before
+        # It may have existed by a choice until a visitor with the id was made.
+        briefly = chosen and not any(exists) and not one.folds(Kind.VISITOR)[0].exists
+        if late or briefly:
+            after = self._merged(one, links, 1) if exists[1] or briefly else None
+        actual = one.view(Kind.USER)
+        if actual is not None and self._rules.expires and not self._rules.with_links:
+            known = {link.name for link in links}
+            reason = reason or (None if known.issuperset(actual.anonymous_ids) else _EXPIRED)
+        self._judge(one, Kind.USER, (before, after), reason, chosen=chosen)
 
-
-class _First(_Step):
-    """Compares visitors and groups.
-
-    :param linked: gets the links.
-    """
-
-    def __init__(self, part: _Part, rules: Rules, report: Report, linked: Spill) -> None:
-        super().__init__(part, rules, report)
-        self._linked = linked
-
-    def compare(self) -> None:
-        part = self.part
-        for subject in part.keys(Kind.VISITOR, Kind.GROUP):
-            low, high = part.folds(*subject)
-            seen = _view(low)
-            self.judge(subject, (seen, seen if high is low else _view(high)), None)
-            workspace, kind, name = subject
-            if kind is Kind.VISITOR and (workspace, name) not in part.links:
-                _, owner = part.profiles.get(subject, (None, None))
-                if owner is not None:
-                    reason = _EXPIRED if self.rules.expires else None
-                    reason = reason or self.rules.doubt(workspace, Kind.USER, owner)
-                    message = f"{workspace}: {name!r} belongs to a user without a link"
-                    self.report.judge("visitors", message, reason)
-        for (workspace, name), of_users in part.links.items():
-            self._hand_on(workspace, name, of_users)
-
-    def _hand_on(self, workspace: str, name: str, of_users: Mapping[str, _OneLink]) -> None:
-        """Decide whom a visitor belongs to, and hand its links on."""
-        part, rules = self.part, self.rules
-        counting: list[dict[str, Version]] = [{}, {}]
-        for user, link in of_users.items():
-            for found, wanted in zip(counting, (link.low, link.high), strict=True):
-                first, counts = wanted.first, wanted.decided[1]
-                if link.stored is not None:
-                    stored, stored_counts = link.stored
-                    older = [stored] if _is_older(stored, rules.horizon) else []
-                    first = min((one for one in (first, *older) if one), default=None)
-                    if rules.expires and link.low.decided == link.high.decided:
-                        counts = stored_counts  # Events that expired may have decided.
-                elif rules.with_links and link.low.first is not None:
-                    first = None  # It is missing, which is a difference of its own.
-                if first is not None and counts:
-                    found[user] = first
-        firsts = [min(one, key=one.__getitem__, default=None) for one in counting]
-        subject = (workspace, Kind.VISITOR, name)
-        folds = part.folds(*subject)
-        is_user, made = part.exists(workspace, name), part.exists(workspace, name, chosen=False)
-        if rules.expires and (workspace, Kind.USER, name) in part.profiles:
-            # Events that expired may have made the user.
-            is_user, made = (is_user[0], True), (made[0], True)
-        visitors = tuple(
-            None if fold.created_at is None or is_made else _packed(fold)
-            for fold, is_made in zip(folds, made, strict=True)
-        )
-        view, owner = part.profiles.get(subject, (None, None))
-        if visitors == (None, None):
-            reason = rules.doubt(*subject)
-        else:
-            reason = self._excuse(subject, view or EMPTY)
-        # An operator may have undone a link for a moment. An event may have changed the visitor
-        # before the next one gave it to a user; a choice makes a user while there is no visitor.
-        late, chosen = folds[0] is not folds[1], (workspace, name) in part.choices.names
-        if any(link.low.decided != link.high.decided for link in of_users.values()) or (
-            late and (firsts[0] != firsts[1] or is_user[0] != is_user[1] or chosen)
-        ):
-            reason = _CHANGED
-        for user, link in of_users.items():
-            mine = (firsts[0] == user, firsts[1] == user)
-            linked = _Linked(
-                workspace=workspace,
-                user=user,
-                name=name,
-                low=(link.low.first, link.low.decided),
-                high=(link.high.first, link.high.decided),
-                stored=link.stored,
-                counting=(counting[0].get(user), counting[1].get(user)),
-                is_user=is_user,
-                made=made,
-                mine=mine,
-                visitors=visitors if any(mine) else (None, None),
-                reason=reason,
-                owner=None if view is None else (owner,),
-                late=any(mine) and late,
-            )
-            self._linked.add(part_of(workspace, user), tuple(linked))
-
-
-class _Second(_Step):
-    """Compares users and links."""
-
-    def compare(self, handed_on: Iterable[Any]) -> None:
-        """:param handed_on: what the first step has for this part."""
-        part = self.part
-        links: dict[tuple[str, str], list[_Linked]] = {}
-        for record in handed_on:
-            one = _Linked(*record)
-            links.setdefault((one.workspace, one.user), []).append(one)
-        chosen = {(workspace, Kind.USER, name) for workspace, name in part.choices.names}
-        for subject in part.keys(Kind.USER) | chosen:
-            self._user(subject, links.get((subject[0], subject[2]), ()), subject in chosen)
-        for (workspace, user), found in links.items():
-            self._links(workspace, user, found)
-
-    def _user(self, subject: tuple[str, Kind, str], links: Sequence[_Linked], chosen: bool) -> None:
-        workspace, _, name = subject
-        folds, exists = self.part.folds(*subject), self.part.exists(workspace, name)
-        reason = _LIMITED if len(links) > self.rules.limits.links else None
-        late = folds[0] is not folds[1] or exists[0] != exists[1]
-        for one in links:
-            both = (one.counting, one.is_user, one.mine)
-            late |= one.late or any(before != after for before, after in both)
-            if any(one.mine) or one.reason in (_CHANGED, ERASING):
-                reason = reason or one.reason
-        low = self._merged(subject, folds[0], links, 0) if exists[0] else None
-        high = low
-        if late:
-            high = self._merged(subject, folds[1], links, 1) if exists[1] else None
-        visitor, _ = self.part.folds(workspace, Kind.VISITOR, name)
-        if chosen and not any(exists) and visitor.created_at is None:
-            # It may have existed by a choice until a visitor with the id was made.
-            high = self._merged(subject, folds[1], links, 1)
-        actual, _ = self.part.profiles.get(subject, (None, None))
-        if actual is not None and self.rules.expires and not self.rules.with_links:
-            known = {one.name for one in links}
-            reason = reason or (None if set(actual.anonymous_ids) <= known else _EXPIRED)
-        self.judge(subject, (low, high), reason, chosen=chosen)
-
-    def _merged(
-        self, subject: tuple[str, Kind, str], own: Fold, links: Iterable[_Linked], index: int
-    ) -> View:
-        """Merge a user with its visitors.
-
-        :param index: 0 for the events before, 1 for all.
-        """
-        workspace, _, name = subject
+    def _merged(self, one: _Id, links: Iterable[_Id], index: int) -> View:
+        """Merge a user with its visitors."""
         names, visitors = [], []
-        for one in links:
-            first, visitor = one.counting[index], one.visitors[index]
-            if first is not None and not one.is_user[index]:
-                names.append(one.name)
-                if one.mine[index] and visitor is not None:
-                    visitors.append((first, Fold(*visitor).registers(one.name)))
-        ordered = [visitor for _, visitor in sorted(visitors, key=lambda one: one[0])]
-        registers, limits = own.registers(name), self.rules.limits
-        declared = self.rules.identifiers.get(workspace, ())
-        profile = merge(workspace, registers, names, ordered, limits, declared)
-        return view_of(profile, [registers, *ordered[: limits.user_visitors]])
+        for link in links:
+            first, visitor = link.counting[index].get(one.name), link.visitor(index)
+            if first is not None and not link.is_user(index):
+                names.append(link.name)
+                if link.firsts[index] == one.name and visitor is not None:
+                    visitors.append((first, visitor))
+        ordered = [visitor for _, visitor in sorted(visitors, key=lambda pair: pair[0])]
+        own, limits = one.folds(Kind.USER)[index], self._rules.limits
+        declared = self._rules.identifiers.get(one.workspace, ())
+        profile = merge(one.workspace, own, names, ordered, limits, declared)
+        return view_of(profile, [own, *ordered[: limits.user_visitors]])
 
-    def _links(self, workspace: str, user: str, links: Sequence[_Linked]) -> None:
+    def _links(self, one: _Id, links: Sequence[_Id]) -> None:
         """Compare the links of a user, and the users of the visitors that belong to it."""
-        rules = self.rules
-        exists = self.part.exists(workspace, user)
-        if rules.expires and (workspace, Kind.USER, user) in self.part.profiles:
-            exists = (exists[0], True)
-        count = sum(one.stored is not None or one.high[0] is not None for one in links)
+        rules, user = self._rules, one.name
+        exists = one.exists(0), one.is_user(1)
+        count = sum(
+            found.stored is not None or found.folds[1].first is not None
+            for found in (link.links[user] for link in links)
+        )
         reason = _LIMITED if count > rules.limits.links else None
-        reason = reason or rules.doubt(workspace, Kind.USER, user)
-        for one in links:
+        reason = reason or rules.doubt(one.workspace, Kind.USER, user)
+        for link in links:
             if rules.with_links:
-                self.report.checked["links"] += 1
-                if (problem := _link_problem(one, rules.horizon)) is not None:
+                self._report.checked["links"] += 1
+                if (problem := link.links[user].problem(rules.horizon)) is not None:
                     text, excuse = problem
-                    message = f"{workspace}: {one.name!r} to {user!r} {text}"
-                    self.report.judge("links", message, reason or excuse)
-            if one.owner is not None and all(one.mine):
-                both = zip(exists, one.made, strict=True)
-                owners = [user if there and not made else None for there, made in both]
-                if one.owner[0] not in owners:
-                    message = f"{workspace}: {one.name!r} belongs to {one.owner[0]!r}"
+                    message = f"{one.workspace}: {link.name!r} to {user!r} {text}"
+                    self._report.judge("links", message, reason or excuse)
+            view, owner = link.profiles.get(Kind.VISITOR, (None, None))
+            if view is not None and link.firsts == (user, user):
+                made = [link.is_user(index, made=True) for index in (0, 1)]
+                owners = [user if exists[index] and not made[index] else None for index in (0, 1)]
+                if owner not in owners:
+                    message = f"{one.workspace}: {link.name!r} belongs to {owner!r}"
                     message += f", and not to {owners[1]!r}"
-                    self.report.judge("visitors", message, reason or one.reason)
-
-
-def _link_problem(link: _Linked, horizon: float) -> tuple[str, str | None] | None:
-    """Return what is wrong with a link, and why it may be right."""
-    low, high = link.low, link.high
-    wanted = [first for first, _ in (low, high) if first is not None]
-    first, counts = link.stored or (None, True)
-    if first is None:
-        is_missing = low[0] is not None or not (low[1][1] or link.stored)
-        return ("is missing", None) if is_missing else None
-    if not wanted or first < min(wanted):
-        reason = _EARLIER if not first[1] else _EXPIRED if first[0] < horizon else None
-        return ("has an earlier first event than any that is stored", reason)
-    if low[0] is not None and (first > low[0] or (low[0] == high[0] != first)):
-        return ("has another first event", None)
-    if low[1] == high[1] and counts != low[1][1]:
-        text = "counts" if counts else "does not count"
-        return (text, None if horizon == float("-inf") else _EXPIRED)
-    return None
-
-
-def _is_older(first: Version | None, horizon: float) -> bool:
-    """Return whether a stored link may be older than all stored events."""
-    return first is not None and (first[0] < horizon or not first[1])
-
-
-def _packed(fold: Fold) -> tuple[Any, ...]:
-    return (fold.created_at, fold.updated_at, fold.received_at, fold.traits, fold.groups)
+                    self._report.judge("visitors", message, reason or link.reason)
 
 
 def _view(fold: Fold) -> View | None:
     """Return the view of a visitor or a group; ``None`` if it does not exist."""
-    if fold.created_at is None:
-        return None
-    return View(
-        created_at=fold.created_at,
-        updated_at=fold.updated_at,
-        traits={name: value[0] for name, (*_, value) in fold.traits.items() if value},
-        trait_times={name: at for name, (at, *_) in fold.traits.items()},
-        groups=[group for group, (*_, assigned) in fold.groups.items() if assigned],
-        group_times={group: at for group, (at, *_) in fold.groups.items()},
-    )
+    return view_of(visitor_of("", fold, None), [fold]) if fold.exists else None

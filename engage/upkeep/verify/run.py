@@ -7,8 +7,10 @@ meanwhile is read, and whatever it changed in a profile is explained.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
+import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
@@ -35,6 +37,7 @@ from engage.upkeep.export import all_pages
 from engage.upkeep.tombstones import HASHED, Tombstones
 from engage.upkeep.verify.choices import confirm_choices, keep_choices, keep_history
 from engage.upkeep.verify.letters import check_letters
+from engage.upkeep.verify.notes import Notes
 from engage.upkeep.verify.people import (
     ERASING,
     Rules,
@@ -44,7 +47,6 @@ from engage.upkeep.verify.people import (
     keep_profile,
 )
 from engage.upkeep.verify.report import Report
-from engage.upkeep.verify.spill import PARTS, Spill
 
 __all__ = ["Settings", "verify"]
 
@@ -94,7 +96,6 @@ async def verify(
     :param clock: returns milliseconds since 1970 UTC.
     :param on_progress: called often, with what is read and how many there were.
     :return: what was found, also if the store failed meanwhile: see :attr:`Report.failures`.
-    :raises OSError: if there is no room for temporary files.
     """
     report = Report()
     for check in (_problems, _profiles, _letters, _suppressions):
@@ -102,6 +103,8 @@ async def verify(
             await check(store, settings, report, clock, on_progress)
         except StorageUnavailable as error:
             report.failures.append(str(error))
+        except sqlite3.Error as error:
+            report.failures.append(f"temporary files: {error}")
     return report
 
 
@@ -167,15 +170,15 @@ async def _profiles(
     late_since = clock() - SLACK - settings.lag
     # An erasure that is not done, or that begins later, may be half of one.
     before = await _erased(store, settings, done=True)
-    with Spill() as spill:
+    with contextlib.closing(Notes()) as notes:
         if isinstance(store, SubscriptionStore):
-            await keep_choices(store, spill)
-        visitors = await _keep_profiles(store, spill, on_progress)
+            await keep_choices(store, notes)
+        visitors = await _keep_profiles(store, notes, on_progress)
         with_links = isinstance(store, VerifiableStore)
-        await _keep_events(store, settings, spill, report, late_since, before, on_progress)
+        await _keep_events(store, settings, notes, report, late_since, before, on_progress)
         after = await _erased(store, settings)
         if isinstance(store, SubscriptionStore):
-            await keep_history(store, spill, after.newest())
+            await keep_history(store, notes, after.newest())
         unfinished = set(await store.unfinished()) if isinstance(store, VerifiableStore) else set()
 
         def doubt(workspace: str, kind: Kind, name: str) -> str | None:
@@ -202,36 +205,38 @@ async def _profiles(
             with_links=with_links,
             doubt=doubt,
         )
-        repeated, wrong = compare_people(spill, rules, report, on_progress)
+        notes.sort()
+        repeated = notes.repeated_events()
+        wrong = compare_people(notes, rules, report, on_progress)
     await _confirm_repeated(store, repeated, report)
     if isinstance(store, SubscriptionStore):
         await confirm_choices(store, wrong, report, doubt)
 
 
-async def _keep_profiles(store: EventStore, spill: Spill, on_progress: _Progress) -> Counter[str]:
+async def _keep_profiles(store: EventStore, notes: Notes, on_progress: _Progress) -> Counter[str]:
     """Keep the profiles and links, and return how many visitors each workspace has."""
     visitors: Counter[str] = Counter()
     if not isinstance(store, ProfileStore):
         return visitors
     seen = Report()
     async for user in _counted(_all(store.scan_users, None), "users", seen, on_progress):
-        keep_profile(spill, Kind.USER, user.user_id, user)
+        keep_profile(notes, Kind.USER, user.user_id, user)
     async for one in _counted(_all(store.scan_visitors, None), "visitors", seen, on_progress):
-        keep_profile(spill, Kind.VISITOR, one.anonymous_id, one)
+        keep_profile(notes, Kind.VISITOR, one.anonymous_id, one)
         visitors[one.workspace_id] += 1
     async for group in _all(store.scan_groups, None):
-        keep_profile(spill, Kind.GROUP, group.group_id, group)
+        keep_profile(notes, Kind.GROUP, group.group_id, group)
     if isinstance(store, VerifiableStore):
         async for link in _counted(_all(store.scan_links), "links", seen, on_progress):
             names = (link.workspace_id, link.anonymous_id, link.user_id)
-            keep_link(spill, *names, link.first, link.counts)
+            keep_link(notes, *names, link.first, link.counts)
     return visitors
 
 
 async def _keep_events(
     store: EventStore,
     settings: Settings,
-    spill: Spill,
+    notes: Notes,
     report: Report,
     late_since: int,
     erased: Tombstones,
@@ -244,13 +249,12 @@ async def _keep_events(
             names = (event.workspace_id, event.user_id, event.anonymous_id)
             if erased.cover(*names, event.received_at):
                 problem = "is of an erased person"
-            keep_changes(spill, event, late=event.received_at >= late_since)
+            keep_changes(notes, event, late=event.received_at >= late_since)
         except Exception as error:
             problem = f"cannot be read ({type(error).__name__})"
         if problem:
             report.differs("events", f"{_named(event)} {problem}")
-        key = _digest(event)
-        spill.add(key[0] % PARTS, ("event", key))
+        notes.add_event(_digest(event))
 
 
 def _problem(event: Event, settings: Settings) -> str:
