@@ -160,12 +160,16 @@ class Engine(Transactions):
                 self._failed(error)
                 raise
 
-    def unknown(self, keys: Sequence[bytes]) -> list[bytes]:
-        """Return those keys of stored events that would be taken for those of new ones."""
+    def missed(self, events_: Sequence[tuple[int, bytes]]) -> list[int]:
+        """Return those numbers of stored events that are not found by their keys.
+
+        :param events_: number and key.
+        """
         with translating_errors(self.settings.path), self._transaction(needs_space=False) as db:
             if not self.keys.is_taken_over:
                 self.keys.take_over(db)
-            return self.keys.unknown(keys)
+            found = self.keys.candidates(db, {key for _, key in events_})
+            return [number for number, key in events_ if found.get(key) != number]
 
     def expire(self, before: int, limit: int, force: bool) -> int:
         """Delete the oldest events, and return how many; see :meth:`EventStore.expire`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final
 
 import orjson
@@ -17,7 +17,6 @@ import orjson
 from engage.api import StorageUnavailable, StoredLink, StoreProblem, identifier_value
 
 from .connection import Settings, key_of
-from .keys import parts
 from .reader import Reader
 from .schema import GROUP, VISITOR
 from .tables.events import ERASED_TYPE
@@ -26,6 +25,8 @@ from .writer.writer import Writer
 
 #: Rows of one step.
 _STEP: Final = 5000
+#: Events of one step, for which the process that writes looks up all keys at once.
+_EVENTS_STEP: Final = 1000
 
 #: Table → the columns that lead to a profile.
 _OF_PROFILES: Final = ("traits", "memberships", "links", "identifiers", "claims")
@@ -41,28 +42,33 @@ def _problem(what: str, message: str, **fields: Any) -> StoreProblem:
 async def problems(settings: Settings, writer: Writer) -> AsyncIterator[StoreProblem | int]:
     """Yield what is wrong with the file."""
     reader = Reader(settings)
+
+    async def read(function: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.to_thread(reader.call, function, *arguments)
+
     try:
-        tables = await asyncio.to_thread(reader.call, _tables)
+        tables = await read(_tables)
         for step in (*(_integrity(table) for table in tables), _profiles, _history, _totals):
             after: int | None = 0
             while after is not None:
-                found, count, after = await asyncio.to_thread(reader.call, step, after)
+                found, count, after = await read(step, after)
                 yield count
                 for problem in found:
                     yield problem
-        after, with_filters = 0, True
+        after, with_keys = 0, True
         while after is not None:
-            keys, found, after = await asyncio.to_thread(reader.call, _events, after)
+            found, keys, after = await read(_events, after)
             yield len(keys)
-            if with_filters:
+            if with_keys:
                 try:
-                    # Only the process that writes has the filters.
-                    for key in await writer.call(operations.UNKNOWN, keys):
-                        message = f"the key {key.hex()} of an event is not in them"
-                        found.append(_problem("filters", message))
+                    # Only the process that writes has the newest keys, and the filters.
+                    lost = await writer.call(operations.MISSED, list(keys.items()))
                 except StorageUnavailable as error:
-                    with_filters = False
-                    yield _problem("filters", str(error), doubt="unknown")
+                    with_keys = False
+                    yield _problem("keys", str(error), doubt="unknown")
+                else:
+                    # An event may have expired meanwhile.
+                    found += await read(_of_lost_keys, lost) if lost else ()
             for problem in found:
                 yield problem
     finally:
@@ -88,20 +94,16 @@ def _integrity(table: str) -> Callable[[sqlite3.Connection, int], _Step]:
 # ------------------------------------------------------------------------------------------ events
 def _events(
     db: sqlite3.Connection, after: int
-) -> tuple[list[bytes], list[StoreProblem], int | None]:
-    """Look at the numbers and the keys of some events; also return the keys."""
+) -> tuple[list[StoreProblem], dict[int, bytes], int | None]:
+    """Look at some events, and return the key of each."""
     found: list[StoreProblem] = []
-    (merged,) = db.execute("SELECT value FROM store WHERE name = 'merged'").fetchone()
-    numbers = Parts(db)
     rows = db.execute(
-        "SELECT e.seq, e.key, e.workspace, e.origin, e.message_id, (SELECT k.seq FROM event_keys k "
-        "WHERE k.part = ?2 AND k.key = e.key), e.type = ?5, length(e.body) = 0 AND "
-        "ifnull(e.user_id, e.anonymous_id) IS NULL FROM events e WHERE e.seq > ?1 AND e.seq < ?3 "
-        "ORDER BY e.seq LIMIT ?4",
-        (after, *numbers.at(after + 1), _STEP, ERASED_TYPE),
+        "SELECT seq, key, workspace, origin, message_id, type = ?, length(body) = 0 AND "
+        "ifnull(user_id, anonymous_id) IS NULL FROM events WHERE seq > ? ORDER BY seq LIMIT ?",
+        (ERASED_TYPE, after, _EVENTS_STEP),
     ).fetchall()
     last = after
-    for seq, key, workspace, origin, message_id, known, is_erased, is_empty in rows:
+    for seq, key, workspace, origin, message_id, is_erased, is_empty in rows:
         if last and seq != last + 1:
             message = f"{last + 1} to {seq - 1} are missing"
             found.append(_problem("numbers of events", message, doubt="expired"))
@@ -111,36 +113,17 @@ def _events(
             found.append(_problem("events", f"{whose} is erased, but not all of it"))
         elif not is_erased and key != key_of(workspace, origin, message_id):
             found.append(_problem("keys", f"{whose} has the key of another event"))
-        elif known != seq and seq <= merged:
-            others = [number for (number,) in db.execute(parts.NUMBERS, (key,))]
-            if seq not in others:
-                what = f"the key of {whose} "
-                what += f"leads to the event {others[0]}" if others else "is missing"
-                found.append(_problem("keys", what))
-    if len(rows) == _STEP:
-        return [row[1] for row in rows], found, last
-    end = numbers.at(after + 1)[1]
-    more = db.execute("SELECT 1 FROM events WHERE seq >= ?", (end,)).fetchone()
-    if more is None:
-        (greatest,) = db.execute(
-            "SELECT ifnull(max(seq), 0) FROM sqlite_sequence WHERE name = 'events'"
-        ).fetchone()
-        if last > greatest:
-            found.append(_problem("numbers of events", f"{last} could be given again"))
-    return [row[1] for row in rows], found, None if more is None else max(last, end - 1)
+    return found, {row[0]: row[1] for row in rows}, last if len(rows) == _EVENTS_STEP else None
 
 
-class Parts:
-    """The parts of the table of keys in one state of the store."""
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        query = f"{parts.PARTS} SELECT part FROM parts WHERE part IS NOT NULL"
-        self._numbers = [number for (number,) in db.execute(query)]
-
-    def at(self, seq: int) -> tuple[int | None, int]:
-        """Return the part of the key of an event, and the number with which the next begins."""
-        part = max((one for one in self._numbers if one <= seq), default=None)
-        return part, min((one for one in self._numbers if one > seq), default=sys.maxsize)
+def _of_lost_keys(db: sqlite3.Connection, numbers: Sequence[int]) -> list[StoreProblem]:
+    """Return those events that are still stored as problems."""
+    query = "SELECT workspace, origin, message_id FROM events WHERE seq = ?"
+    return [
+        _problem("keys", f"that of the event {seq} {row} is missing, or leads to another event")
+        for seq in numbers
+        if (row := db.execute(query, (seq,)).fetchone()) is not None
+    ]
 
 
 # ---------------------------------------------------------------------------------------- profiles
@@ -188,7 +171,7 @@ def _profiles(db: sqlite3.Connection, after: int) -> _Step:
 
 
 def _totals(db: sqlite3.Connection, _: int) -> _Step:
-    """Look at the number of visitors, and the keys of dead letters."""
+    """Look at the number of visitors, the keys of dead letters, and the last number of an event."""
     query = f"SELECT workspace, count(*) FROM profiles WHERE kind = {VISITOR} GROUP BY workspace"
     counted = dict(db.execute(query).fetchall())
     kept = {name: count for name, count in db.execute("SELECT * FROM visitor_totals") if count}
@@ -197,6 +180,10 @@ def _totals(db: sqlite3.Connection, _: int) -> _Step:
         for name in sorted(kept.keys() | counted.keys())
         if kept.get(name) != counted.get(name)
     ]
+    (given,) = db.execute("SELECT max(seq) FROM sqlite_sequence WHERE name = 'events'").fetchone()
+    (last,) = db.execute("SELECT max(seq) FROM events").fetchone()
+    if (last or 0) > (given or 0):
+        found.append(_problem("numbers of events", f"{last} could be given again"))
     for key, workspace, name in db.execute("SELECT key, workspace, id FROM letters"):
         if key != key_of(workspace, name):
             found.append(_problem("letters", f"{workspace}: {name} has the key of another one"))

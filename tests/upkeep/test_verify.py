@@ -114,7 +114,6 @@ DAMAGE: dict[str, tuple[str, Callable[[Any], Any]]] = {
     ),
     "an event has another user": ("events", lambda store: replace(store, user_id="bob")),
     "an event has another time": ("events", lambda store: replace(store, received_at=5)),
-    "an event is stored twice": ("events", lead),
     "a key leads to another event": ("keys", lead),
     "a trait is changed": (
         "users",

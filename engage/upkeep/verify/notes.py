@@ -33,7 +33,6 @@ class Notes:
         ):
             self._db.execute(f"PRAGMA {setting}")
         self._db.execute("CREATE TABLE notes (workspace, name, user, record)")
-        self._db.execute("CREATE TABLE events (digest)")
         self._db.execute("BEGIN")
         #: Ends it, and its files.
         self.close = self._db.close
@@ -48,15 +47,6 @@ class Notes:
         """
         row = (workspace, name, user, marshal.dumps(record))
         self._db.execute("INSERT INTO notes VALUES (?, ?, ?, ?)", row)
-
-    def add_event(self, digest: bytes) -> None:
-        """Keep the identity of an event."""
-        self._db.execute("INSERT INTO events VALUES (?)", (digest,))
-
-    def repeated_events(self) -> set[bytes]:
-        """Return the identities that were kept more than once."""
-        rows = self._db.execute("SELECT digest FROM events GROUP BY digest HAVING count(*) > 1")
-        return {digest for (digest,) in rows}
 
     def sort(self) -> None:
         """Prepare the other methods, when all is kept."""

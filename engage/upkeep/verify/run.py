@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from typing import Any, Final
-
-import orjson
 
 from engage.api import (
     DAY_MS,
@@ -206,9 +203,7 @@ async def _profiles(
             doubt=doubt,
         )
         notes.sort()
-        repeated = notes.repeated_events()
         wrong = compare_people(notes, rules, report, on_progress)
-    await _confirm_repeated(store, repeated, report)
     if isinstance(store, SubscriptionStore):
         await confirm_choices(store, wrong, report, doubt)
 
@@ -250,11 +245,12 @@ async def _keep_events(
             if erased.cover(*names, event.received_at):
                 problem = "is of an erased person"
             keep_changes(notes, event, late=event.received_at >= late_since)
+        except sqlite3.Error:
+            raise
         except Exception as error:
             problem = f"cannot be read ({type(error).__name__})"
         if problem:
             report.differs("events", f"{_named(event)} {problem}")
-        notes.add_event(_digest(event))
 
 
 def _problem(event: Event, settings: Settings) -> str:
@@ -279,24 +275,6 @@ def _problem(event: Event, settings: Settings) -> str:
 
 def _named(event: Event) -> str:
     return f"{event.workspace_id}: {event.origin} {event.message_id!r}"
-
-
-def _digest(event: Event) -> bytes:
-    encoded = orjson.dumps(event.identity)
-    return hashlib.blake2b(encoded, digest_size=16).digest()
-
-
-async def _confirm_repeated(store: EventStore, repeated: set[bytes], report: Report) -> None:
-    """Read the events again that were read twice: one may have expired and have been sent again."""
-    if not repeated:
-        return
-    seen: Counter[bytes] = Counter()
-    async for event in _all(store.scan, EventFilter()):
-        key = _digest(event)
-        if key in repeated:
-            seen[key] += 1
-            if seen[key] == 2:
-                report.differs("events", f"{_named(event)} is stored twice")
 
 
 async def _erased(store: EventStore, settings: Settings, *, done: bool = False) -> Tombstones:

@@ -14,7 +14,7 @@ import pytest
 from engage.api import StorageUnavailable
 from engage.upkeep.verify import Report
 from engage_plugins.sqlite.keys import saved
-from engage_plugins.sqlite.writer.operations import UNKNOWN, Operation
+from engage_plugins.sqlite.writer.operations import MISSED, Operation
 from engage_plugins.sqlite.writer.writer import Writer
 from support.sqlite import make
 from support.verifying import damage, fill, healthy, small, verified
@@ -42,12 +42,20 @@ DAMAGE: dict[str, tuple[str, list[str]]] = {
         ["UPDATE events SET received_at = received_at + 1 WHERE message_id = 'seen'"],
     ),
     "an event is stored twice": (
-        "events",
+        "keys",
         [
             "CREATE TEMP TABLE t AS SELECT * FROM events WHERE message_id = 'seen'",
             "UPDATE t SET seq = (SELECT max(seq) + 1 FROM events)",
             "INSERT INTO events SELECT * FROM t",
         ],
+    ),
+    "an erased event has its content": (
+        "events",
+        ["UPDATE events SET type = 'erased', message_id = '' WHERE message_id = 'seen'"],
+    ),
+    "a number could be given again": (
+        "numbers of events",
+        ["UPDATE sqlite_sequence SET seq = 0 WHERE name = 'events'"],
     ),
     "an event has the key of another": (
         "keys",
@@ -195,7 +203,7 @@ async def test_a_filter_without_a_key_is_found(small_merges: None, tmp_path: Pat
         saved.write(file, head, [keys, numbers, *(_emptied(one) for one in filters)])
 
     report = await verified_after(tmp_path, forget)
-    assert "filters" in report.different
+    assert "keys" in report.different
 
 
 def _emptied(bloom: bytes) -> bytes:
@@ -238,7 +246,7 @@ async def test_the_file_is_not_changed(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_filters_that_cannot_be_looked_at_are_unprovable(
+async def test_keys_that_cannot_be_looked_at_are_unprovable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = make(tmp_path)
@@ -247,7 +255,7 @@ async def test_filters_that_cannot_be_looked_at_are_unprovable(
     call = Writer.call
 
     async def refuse(self: Writer, operation: Operation[Any], *arguments: Any) -> Any:
-        if operation is UNKNOWN:
+        if operation is MISSED:
             raise StorageUnavailable("only its owner may write to it")
         return await call(self, operation, *arguments)
 
@@ -255,5 +263,5 @@ async def test_filters_that_cannot_be_looked_at_are_unprovable(
     report = await verified(store)
     monkeypatch.undo()
     healthy(report)
-    assert report.unprovable["filters", "could not be looked at"] == 1
+    assert report.unprovable["keys", "could not be looked at"] == 1
     await store.close()
