@@ -11,7 +11,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final, TypeVar
 
@@ -38,6 +38,7 @@ __all__ = [
     "operator",
     "parse_time",
     "plural",
+    "print_counts",
     "print_table",
     "registry_of",
     "safe",
@@ -83,6 +84,18 @@ def one_line(text: str) -> str:
 def plural(count: int, noun: str) -> str:
     """Return a number with its noun in singular or plural."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def print_counts(what: str, numbers: Mapping[str, int], *, colour: str | None = None) -> None:
+    """Print numbers of something: for a person in a terminal, and for a program elsewhere.
+
+    :param colour: of its name.
+    """
+    if sys.stdout.isatty():
+        listed = ", ".join(f"{number:,} {name}" for name, number in numbers.items())
+        click.echo(f"\r\x1b[K{click.style(what, bold=True, fg=colour)}: {listed}")
+    else:
+        click.echo("\t".join([what, *(f"{name}={n}" for name, n in numbers.items())]))
 
 
 def print_table(columns: Sequence[str], found: Sequence[Sequence[str]]) -> None:

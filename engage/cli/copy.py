@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from engage.cli.common import (
     opened,
     operator,
     plural,
+    print_counts,
     registry_of,
     safe,
     shown_time,
@@ -96,11 +96,7 @@ def _print(counts: Counts) -> None:
         "conflicting": counts.conflicting,
         "refused": counts.refused,
     }
-    if sys.stdout.isatty():
-        listed = ", ".join(f"{number:,} {name}" for name, number in numbers.items())
-        click.echo(f"\r\x1b[K{click.style(counts.kind, bold=True)}: {listed}")
-    else:
-        click.echo("\t".join([counts.kind, *(f"{name}={n}" for name, n in numbers.items())]))
+    print_counts(counts.kind, numbers)
     for reason in counts.reasons:
         click.echo(f"engage: {counts.kind}: {safe(reason)}", err=True)
 

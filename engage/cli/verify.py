@@ -13,7 +13,15 @@ import click
 
 from engage.api import EngageError, StorageUnavailable
 from engage.cli.check import lag_of
-from engage.cli.common import CommandFailed, config_option, now, opened, registry_of, safe
+from engage.cli.common import (
+    CommandFailed,
+    config_option,
+    now,
+    opened,
+    print_counts,
+    registry_of,
+    safe,
+)
 from engage.cli.progress import Progress
 from engage.config import Config, load
 from engage.pipeline.validate import Schemas
@@ -94,22 +102,17 @@ def _document(report: Report, seconds: float) -> dict[str, object]:
 
 
 def _print(report: Report, seconds: float) -> None:
-    on_terminal = sys.stdout.isatty()
     for what in dict.fromkeys((*report.checked, *report.different)):
-        numbers = {"checked": report.checked[what], "different": report.different[what]}
-        unprovable = {why: n for (one, why), n in report.unprovable.items() if one == what}
-        numbers["unprovable"] = sum(unprovable.values())
-        if not on_terminal:
-            click.echo("\t".join([what, *(f"{name}={n}" for name, n in numbers.items())]))
-            continue
-        listed = ", ".join(f"{number:,} {name}" for name, number in numbers.items())
-        colour = "red" if report.different[what] else None
-        click.echo(f"{click.style(what, bold=True, fg=colour)}: {listed}")
+        different = report.different[what]
+        unprovable = sum(n for (one, _), n in report.unprovable.items() if one == what)
+        numbers = {"checked": report.checked[what], "different": different}
+        colour = "red" if different else None
+        print_counts(what, {**numbers, "unprovable": unprovable}, colour=colour)
     for (what, reason), count in sorted(report.unprovable.items()):
         click.echo(f"engage: unprovable: {what}: {count:,}: {reason}", err=True)
     for what, message in report.differences:
         click.echo(f"engage: different: {what}: {safe(message)}", err=True)
     if (more := report.different.total() - len(report.differences)) > 0:
         click.echo(f"engage: and {more:,} more", err=True)
-    if on_terminal:
+    if sys.stdout.isatty():
         click.echo(f"{seconds:,.0f} s")

@@ -20,6 +20,7 @@ from engage.api import (
     Membership,
     ProfileLimits,
     RemovedTraits,
+    StoredLink,
     Traits,
     Version,
     changes_of,
@@ -91,13 +92,10 @@ def keep_changes(notes: Notes, event: Event, *, late: bool) -> None:
     workspace, version = event.workspace_id, (event.timestamp, event.message_id, event.origin)
     subjects: dict[tuple[str, str], Any] = {}
     for change in changes_of(event):
-        if isinstance(change, LinkDecision):
-            record: Any = ("link", late, change.user_id, version, change.counts)
-            notes.add(workspace, change.anonymous_id, record, change.user_id)
-            continue
-        if isinstance(change, Link):
-            first = (event.received_at, *version[1:])
-            record = ("link", late, change.user_id, first, None)
+        if isinstance(change, Link | LinkDecision):
+            decision = change.counts if isinstance(change, LinkDecision) else None
+            at = event.received_at if decision is None else event.timestamp
+            record: Any = ("link", late, change.user_id, (at, *version[1:]), decision)
             notes.add(workspace, change.anonymous_id, record, change.user_id)
             continue
         what = subjects.setdefault((change.kind.value, change.id), [False, {}, {}])
@@ -121,11 +119,10 @@ def keep_profile(notes: Notes, kind: Kind, name: str, profile: Any) -> None:
     notes.add(profile.workspace_id, name, record)
 
 
-def keep_link(
-    notes: Notes, workspace: str, anonymous_id: str, user: str, first: Version | None, counts: bool
-) -> None:
+def keep_link(notes: Notes, link: StoredLink) -> None:
     """Keep a link of the store."""
-    notes.add(workspace, anonymous_id, ("stored", user, first, counts), user)
+    record = ("stored", link.user_id, link.first, link.counts)
+    notes.add(link.workspace_id, link.anonymous_id, record, link.user_id)
 
 
 # ---------------------------------------------------------------------------------- all about an id
@@ -141,7 +138,8 @@ class _Link:
 
     def counting(self, index: int, rules: Rules) -> Version | None:
         """Return the first event, if the link is there and counts."""
-        (first, (_, counts)), before = _plain(self.folds[index]), self.folds[0]
+        fold, before = self.folds[index], self.folds[0]
+        first, counts = fold.first, fold.decided[1]
         if self.stored is not None:
             stored, stored_counts = self.stored
             # It may be older than all stored events.
@@ -170,10 +168,6 @@ class _Link:
             text = "counts" if counts else "does not count"
             return (text, None if horizon == _ALWAYS else _EXPIRED)
         return None
-
-
-def _plain(fold: LinkFold) -> tuple[Version | None, tuple[Version, bool]]:
-    return fold.first, fold.decided
 
 
 class _Id:
@@ -285,14 +279,12 @@ class _Id:
         low, high = self.folds(Kind.VISITOR)
         owners = [(self.firsts[index], self.is_user(index)) for index in (0, 1)]
         late = low is not high and (owners[0] != owners[1] or self.choices.chosen(1))
-        if late or any(low.decided != high.decided for low, high in self._link_folds()):
+        folds = (link.folds for link in self.links.values())
+        if late or any(low.decided != high.decided for low, high in folds):
             return _CHANGED
         if self.visitor(0) is None is self.visitor(1):
             return self._rules.doubt(self.workspace, Kind.VISITOR, self.name)
         return self.excuse(Kind.VISITOR)
-
-    def _link_folds(self) -> Iterable[tuple[LinkFold, LinkFold]]:
-        return (link.folds for link in self.links.values())
 
     def excuse(self, kind: Kind) -> str | None:
         """Return why a profile may differ from its events, if there is a reason."""
@@ -397,30 +389,24 @@ class _Comparison:
         reason = _LIMITED if len(links) > self._rules.limits.links else None
         late = low is not high or exists[0] != exists[1]
         for link in links:
-            states = [
-                (
-                    link.counting[index].get(name),
-                    link.is_user(index),
-                    link.firsts[index] == name,
-                )
+            mine, visitors = name in link.firsts, link.folds(Kind.VISITOR)
+            before, after = (
+                (link.counting[index].get(name), link.is_user(index), link.firsts[index] == name)
                 for index in (0, 1)
-            ]
-            mine = name in link.firsts
-            visitors = link.folds(Kind.VISITOR)
-            late |= states[0] != states[1] or (mine and visitors[0] is not visitors[1])
+            )
+            late |= before != after or (mine and visitors[0] is not visitors[1])
             if mine or link.reason in (_CHANGED, ERASING):
                 reason = reason or link.reason
-        before = self._merged(one, links, 0) if exists[0] else None
-        after = before
+        views = (self._merged(one, links, 0) if exists[0] else None,) * 2
         # It may have existed by a choice until a visitor with the id was made.
         briefly = chosen and not any(exists) and not one.folds(Kind.VISITOR)[0].exists
         if late or briefly:
-            after = self._merged(one, links, 1) if exists[1] or briefly else None
+            views = views[0], self._merged(one, links, 1) if exists[1] or briefly else None
         actual = one.view(Kind.USER)
         if actual is not None and self._rules.expires and not self._rules.with_links:
             known = {link.name for link in links}
             reason = reason or (None if known.issuperset(actual.anonymous_ids) else _EXPIRED)
-        self._judge(one, Kind.USER, (before, after), reason, chosen=chosen)
+        self._judge(one, Kind.USER, views, reason, chosen=chosen)
 
     def _merged(self, one: _Id, links: Iterable[_Id], index: int) -> View:
         """Merge a user with its visitors."""

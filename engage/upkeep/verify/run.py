@@ -223,8 +223,7 @@ async def _keep_profiles(store: EventStore, notes: Notes, on_progress: _Progress
         keep_profile(notes, Kind.GROUP, group.group_id, group)
     if isinstance(store, VerifiableStore):
         async for link in _counted(_all(store.scan_links), "links", seen, on_progress):
-            names = (link.workspace_id, link.anonymous_id, link.user_id)
-            keep_link(notes, *names, link.first, link.counts)
+            keep_link(notes, link)
     return visitors
 
 
