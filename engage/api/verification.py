@@ -24,7 +24,7 @@ class StoreProblem:
     message: str
     #: Why it may be right nevertheless. ``expired``: if events expire.
     #: ``unfinished``: a crash cut something off, and the next start of a server completes it.
-    #: ``unknown``: the storage could not look.
+    #: ``unknown``: the storage could not look, for the reason in the message.
     doubt: Literal["", "expired", "unfinished", "unknown"] = ""
 
 

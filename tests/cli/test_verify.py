@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import sqlite3
 import sys
 from pathlib import Path
 from typing import Any
@@ -104,6 +106,18 @@ def test_a_store_that_fails_meanwhile_is_status_2(
     done = run("verify", "--config", config)
     assert done.exit_code == 2
     assert done.stderr == "engage: could not be looked at: the disk is gone\n"
+
+
+def test_a_locked_store_is_status_2(config: Path) -> None:
+    with contextlib.closing(
+        sqlite3.connect(config.parent / "engage.db", isolation_level=None)
+    ) as db:
+        db.execute("BEGIN IMMEDIATE")
+        done = run("verify", "--config", config, "--json")
+    result = json.loads(done.stdout)
+    assert done.exit_code == 2
+    assert result["failures"][0].startswith("keys: ")
+    assert (result["different"], result["checked"]["users"]) == ({}, 2)
 
 
 async def test_a_server_in_use_has_no_differences(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -317,6 +318,21 @@ class Failing(testing.MemoryStore):
 
     async def scan_users(self, *_: Any, **__: Any) -> Any:
         raise StorageUnavailable("the users cannot be read")
+
+
+async def test_full_temporary_files_are_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    def limited(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        db = connect(*arguments, **options)
+        db.execute("PRAGMA max_page_count = 5")
+        return db
+
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", limited)
+    store = made()
+    await fill(store)
+    report = await verified(store)
+    assert report.failures == ["temporary files: database or disk is full"]
+    assert report.differences == []
 
 
 async def test_a_store_that_fails_is_looked_at_as_far_as_possible(

@@ -54,7 +54,6 @@ SLACK: Final = 60_000
 _REASONS: Final = {
     "expired": "events that expired",
     "unfinished": "cut off by a crash, until a server starts",
-    "unknown": "could not be looked at",
 }
 #: Records of a page, and between two reports of the progress: larger pages need more memory.
 _STEP: Final = 1000
@@ -118,6 +117,9 @@ async def _problems(
         if isinstance(problem, int):
             report.checked["storage"] += problem
             on_progress("rows", report.checked["storage"])
+            continue
+        if problem.doubt == "unknown":
+            report.failures.append(f"{problem.what}: {problem.message}")
             continue
         reason = _REASONS.get(problem.doubt)
         if problem.doubt == "expired" and not settings.expires:

@@ -246,7 +246,7 @@ async def test_the_file_is_not_changed(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_keys_that_cannot_be_looked_at_are_unprovable(
+async def test_keys_that_cannot_be_looked_at_are_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = make(tmp_path)
@@ -262,6 +262,6 @@ async def test_keys_that_cannot_be_looked_at_are_unprovable(
     monkeypatch.setattr(Writer, "call", refuse)
     report = await verified(store)
     monkeypatch.undo()
-    healthy(report)
-    assert report.unprovable["keys", "could not be looked at"] == 1
+    assert report.failures == ["keys: only its owner may write to it"]
+    assert report.differences == []
     await store.close()
