@@ -465,7 +465,7 @@ class SqliteStorage(
 
     # ---------------------------------------------------------------------- verification
     def problems(self) -> AsyncIterator[StoreProblem | int]:
-        return verification.problems(self._settings, self._writer)
+        return verification.problems(self._read, self._writer)
 
     async def scan_links(self, *, after: str | None, limit: int) -> Page[StoredLink]:
         place = None if after is None else _place(after, int, str)

@@ -6,18 +6,16 @@ Everything is read in steps, and each step sees one state of the store: writes c
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Final
 
 import orjson
 
 from engage.api import StorageUnavailable, StoredLink, StoreProblem, identifier_value
 
-from .connection import Settings, key_of
-from .reader import Reader
+from .connection import key_of
 from .schema import GROUP, VISITOR
 from .tables.events import ERASED_TYPE
 from .writer import operations
@@ -39,40 +37,36 @@ def _problem(what: str, message: str, **fields: Any) -> StoreProblem:
     return StoreProblem(what=what, message=message, **fields)
 
 
-async def problems(settings: Settings, writer: Writer) -> AsyncIterator[StoreProblem | int]:
-    """Yield what is wrong with the file."""
-    reader = Reader(settings)
+async def problems(
+    read: Callable[..., Awaitable[Any]], writer: Writer
+) -> AsyncIterator[StoreProblem | int]:
+    """Yield what is wrong with the file.
 
-    async def read(function: Callable[..., Any], *arguments: Any) -> Any:
-        return await asyncio.to_thread(reader.call, function, *arguments)
-
-    try:
-        tables = await read(_tables)
-        for step in (*(_integrity(table) for table in tables), _profiles, _history, _totals):
-            after: int | None = 0
-            while after is not None:
-                found, count, after = await read(step, after)
-                yield count
-                for problem in found:
-                    yield problem
-        after, with_keys = 0, True
+    :param read: calls a function with a connection and other arguments.
+    """
+    for step in (*map(_integrity, await read(_tables)), _profiles, _history, _totals):
+        after: int | None = 0
         while after is not None:
-            found, keys, after = await read(_events, after)
-            yield len(keys)
-            if with_keys:
-                try:
-                    # Only the process that writes has the newest keys, and the filters.
-                    lost = await writer.call(operations.MISSED, list(keys.items()))
-                except StorageUnavailable as error:
-                    with_keys = False
-                    yield _problem("keys", str(error), doubt="unknown")
-                else:
-                    # An event may have expired meanwhile.
-                    found += await read(_of_lost_keys, lost) if lost else ()
+            found, count, after = await read(step, after)
+            yield count
             for problem in found:
                 yield problem
-    finally:
-        await asyncio.to_thread(reader.drop)
+    after, with_keys = 0, True
+    while after is not None:
+        found, keys, after = await read(_events, after)
+        yield len(keys)
+        if with_keys:
+            try:
+                # Only the process that writes has the newest keys, and the filters.
+                lost = await writer.call(operations.MISSED, list(keys.items()))
+            except StorageUnavailable as error:
+                with_keys = False
+                yield _problem("keys", str(error), doubt="unknown")
+            else:
+                # An event may have expired meanwhile.
+                found += await read(_of_lost_keys, lost) if lost else ()
+        for problem in found:
+            yield problem
 
 
 # -------------------------------------------------------------------------------------------- file

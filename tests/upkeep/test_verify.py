@@ -321,7 +321,7 @@ class Failing(testing.MemoryStore):
 
 
 async def test_full_temporary_files_are_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    def limited(*arguments: Any, **options: Any) -> sqlite3.Connection:
+    def limited(*arguments: Any, **options: Any) -> Any:
         db = connect(*arguments, **options)
         db.execute("PRAGMA max_page_count = 5")
         return db
