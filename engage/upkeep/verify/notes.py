@@ -14,7 +14,7 @@ from typing import Any, Final
 __all__ = ["Notes"]
 
 #: Bytes that the database may have in memory.
-_MEMORY: Final = 8 * 1024 * 1024
+_MEMORY: Final = 4 * 1024 * 1024
 
 
 class Notes:

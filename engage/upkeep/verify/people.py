@@ -49,7 +49,7 @@ _NAMES: Final = {Kind.USER: "users", Kind.VISITOR: "visitors", Kind.GROUP: "grou
 _NOTHING: Final = Fold()
 _ALWAYS: Final = float("-inf")
 #: Ids of which all is remembered, because many links may lead to one.
-_REMEMBERED: Final = 1000
+_REMEMBERED: Final = 100
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
