@@ -68,7 +68,7 @@ class Notes:
         for (record,) in self._db.execute(query, (workspace, name)):
             yield marshal.loads(record)  # noqa: S302 - of this process
 
-    def linked(self, workspace: str, user: str) -> list[str]:
-        """Return the anonymous ids of the links of a user."""
-        query = "SELECT DISTINCT name FROM notes WHERE workspace = ? AND user = ?"
-        return [name for (name,) in self._db.execute(query, (workspace, user))]
+    def linked(self, workspace: str, user: str, most: int) -> list[str]:
+        """Return the anonymous ids of the links of a user, and no more of them than ``most``."""
+        query = "SELECT DISTINCT name FROM notes WHERE workspace = ? AND user = ? LIMIT ?"
+        return [name for (name,) in self._db.execute(query, (workspace, user, most))]

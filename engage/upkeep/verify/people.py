@@ -340,10 +340,13 @@ class _Comparison:
             reason = reason or self._rules.doubt(one.workspace, Kind.USER, owner)
             message = f"{one.workspace}: {one.name!r} belongs to a user without a link"
             self._report.judge("visitors", message, reason)
-        linked = self._notes.linked(one.workspace, one.name)
+        # Beyond the limit, nothing of a user can be proven.
+        most = self._rules.limits.links
+        linked = self._notes.linked(one.workspace, one.name, most + 1)
         links = [self.find(one.workspace, name) for name in linked]
-        self._user(one, links)
-        self._links(one, links)
+        limited = _LIMITED if len(links) > most else None
+        self._user(one, links, limited)
+        self._links(one, links, limited)
 
     def _judge(
         self,
@@ -381,12 +384,11 @@ class _Comparison:
             text = (bad or [text for text, _ in differing])[0]
             self._report.judge(what, f"{found}: {text} differs from the events", reason)
 
-    def _user(self, one: _Id, links: Sequence[_Id]) -> None:
+    def _user(self, one: _Id, links: Sequence[_Id], reason: str | None) -> None:
         """:param links: the anonymous ids that are linked to it."""
         name, chosen = one.name, one.choices.chosen(1)
         low, high = one.folds(Kind.USER)
         exists = one.exists(0), one.exists(1)
-        reason = _LIMITED if len(links) > self._rules.limits.links else None
         late = low is not high or exists[0] != exists[1]
         for link in links:
             mine, visitors = name in link.firsts, link.folds(Kind.VISITOR)
@@ -423,15 +425,10 @@ class _Comparison:
         profile = merge(one.workspace, own, names, ordered, limits, declared)
         return view_of(profile, [own, *ordered[: limits.user_visitors]])
 
-    def _links(self, one: _Id, links: Sequence[_Id]) -> None:
+    def _links(self, one: _Id, links: Sequence[_Id], reason: str | None) -> None:
         """Compare the links of a user, and the users of the visitors that belong to it."""
         rules, user = self._rules, one.name
         exists = one.exists(0), one.is_user(1)
-        count = sum(
-            found.stored is not None or found.folds[1].first is not None
-            for found in (link.links[user] for link in links)
-        )
-        reason = _LIMITED if count > rules.limits.links else None
         reason = reason or rules.doubt(one.workspace, Kind.USER, user)
         for link in links:
             if rules.with_links:
