@@ -62,6 +62,8 @@ def test_the_result_can_be_json(config: Path) -> None:
     done = run("verify", "--config", config, "--json")
     result: dict[str, Any] = json.loads(done.stdout)
     assert (done.exit_code, done.stderr) == (1, "")
+    names = "checked different differences unprovable failures seconds"
+    assert result.keys() == set(names.split())
     assert result["checked"]["events"] == 2
     assert result["different"]["users"] == 2
     assert len(result["differences"]) == 4

@@ -53,7 +53,7 @@ SLACK: Final = 60_000
 
 _REASONS: Final = {
     "expired": "events that expired",
-    "unfinished": "cut off by a crash, until a server starts",
+    "unfinished": "being written, or cut off by a crash",
 }
 #: Records of a page, and between two reports of the progress: larger pages need more memory.
 _STEP: Final = 1000
