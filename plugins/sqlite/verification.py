@@ -21,10 +21,8 @@ from .tables.events import ERASED_TYPE
 from .writer import operations
 from .writer.writer import Writer
 
-#: Rows of one step.
-_STEP: Final = 5000
-#: Events of one step, for which the process that writes looks up all keys at once.
-_EVENTS_STEP: Final = 1000
+#: Rows of one step. The process that writes looks up the keys of the events of one at once.
+_STEP: Final = 1000
 
 #: Table → the columns that lead to a profile.
 _OF_PROFILES: Final = ("traits", "memberships", "links", "identifiers", "claims")
@@ -94,7 +92,7 @@ def _events(
     rows = db.execute(
         "SELECT seq, key, workspace, origin, message_id, type = ?, length(body) = 0 AND "
         "ifnull(user_id, anonymous_id) IS NULL FROM events WHERE seq > ? ORDER BY seq LIMIT ?",
-        (ERASED_TYPE, after, _EVENTS_STEP),
+        (ERASED_TYPE, after, _STEP),
     ).fetchall()
     last = after
     for seq, key, workspace, origin, message_id, is_erased, is_empty in rows:
@@ -107,7 +105,7 @@ def _events(
             found.append(_problem("events", f"{whose} is erased, but not all of it"))
         elif not is_erased and key != key_of(workspace, origin, message_id):
             found.append(_problem("keys", f"{whose} has the key of another event"))
-    return found, {row[0]: row[1] for row in rows}, last if len(rows) == _EVENTS_STEP else None
+    return found, {row[0]: row[1] for row in rows}, last if len(rows) == _STEP else None
 
 
 def _of_lost_keys(db: sqlite3.Connection, numbers: Sequence[int]) -> list[StoreProblem]:

@@ -31,7 +31,6 @@ _Uses = dict[tuple[str, str], tuple[int, int]]
 async def check_letters(
     store: EventStore,
     report: Report,
-    *,
     now: int,
     days: int | None,
     expires: bool,

@@ -93,165 +93,173 @@ async def verify(
     :param on_progress: called often, with what is read and how many there were.
     :return: what was found, also if the store failed meanwhile: see :attr:`Report.failures`.
     """
-    report = Report()
-    for check in (_problems, _profiles, _letters, _suppressions):
+    run = _Run(store, settings, clock, on_progress)
+    for check in (run.problems, run.profiles, run.letters, run.suppressions):
         try:
-            await check(store, settings, report, clock, on_progress)
+            await check()
         except StorageUnavailable as error:
-            report.failures.append(str(error))
+            run.report.failures.append(str(error))
         except sqlite3.Error as error:
-            report.failures.append(f"temporary files: {error}")
-    return report
+            run.report.failures.append(f"temporary files: {error}")
+    return run.report
 
 
-_Progress = Callable[[str, int], None]
-_Clock = Callable[[], int]
+class _Run:
+    def __init__(
+        self,
+        store: EventStore,
+        settings: Settings,
+        clock: Callable[[], int],
+        on_progress: Callable[[str, int], None],
+    ) -> None:
+        self.report = Report()
+        # Any: which other interfaces it has is asked before they are used.
+        self._store: Any = store
+        self._settings, self._clock, self._on_progress = settings, clock, on_progress
 
+    # ----------------------------------------------------------------------------- one part each
+    async def problems(self) -> None:
+        """Ask the storage what it finds wrong in itself."""
+        if not isinstance(self._store, VerifiableStore):
+            return
+        async for problem in self._store.problems():
+            if isinstance(problem, int):
+                self.report.checked["storage"] += problem
+                self._on_progress("rows", self.report.checked["storage"])
+            elif problem.doubt == "unknown":
+                self.report.failures.append(f"{problem.what}: {problem.message}")
+            else:
+                expires = problem.doubt != "expired" or self._settings.expires
+                reason = _REASONS.get(problem.doubt) if expires else None
+                self.report.judge(problem.what, problem.message, reason)
 
-async def _problems(
-    store: EventStore, settings: Settings, report: Report, _: _Clock, on_progress: _Progress
-) -> None:
-    if not isinstance(store, VerifiableStore):
-        return
-    async for problem in store.problems():
-        if isinstance(problem, int):
-            report.checked["storage"] += problem
-            on_progress("rows", report.checked["storage"])
-            continue
-        if problem.doubt == "unknown":
-            report.failures.append(f"{problem.what}: {problem.message}")
-            continue
-        reason = _REASONS.get(problem.doubt)
-        if problem.doubt == "expired" and not settings.expires:
-            reason = None
-        report.judge(problem.what, problem.message, reason)
+    async def letters(self) -> None:
+        """Compare the dead letters."""
+        days, expires = self._settings.context.dead_letters_days, self._settings.expires
+        erased = (await self._erased()).newest()
+        await check_letters(self._store, self.report, self._clock(), days, expires, erased)
 
-
-async def _letters(
-    store: EventStore, settings: Settings, report: Report, clock: _Clock, _: _Progress
-) -> None:
-    days = settings.context.dead_letters_days
-    erased = (await _erased(store, settings)).newest()
-    await check_letters(
-        store, report, now=clock(), days=days, expires=settings.expires, erased=erased
-    )
-
-
-async def _suppressions(
-    store: EventStore, _settings: Settings, report: Report, _: _Clock, on_progress: _Progress
-) -> None:
-    if isinstance(store, SuppressionStore):
-        scan = _all(store.scan_suppressions, None)
-        async for one in _counted(scan, "suppressions", report, on_progress):
+    async def suppressions(self) -> None:
+        """Compare suppressed addresses with the form in which they are looked up."""
+        if not isinstance(self._store, SuppressionStore):
+            return
+        async for one in self._all("suppressions", self._store.scan_suppressions, None):
             form = suppressed_address(one.channel, one.address)
             if form != one.address and not one.address.startswith(HASHED):
                 message = f"{one.workspace_id}: {one.address!r} is not as it is looked up"
-                report.differs("suppressions", message)
+                self.report.differs("suppressions", message)
 
-
-def _all(scan: Callable[..., Any], *first: Any) -> AsyncIterator[Any]:
-    return all_pages(partial(scan, *first), most=_STEP)
-
-
-async def _counted(
-    items: AsyncIterator[Any], what: str, report: Report, on_progress: _Progress
-) -> AsyncIterator[Any]:
-    async for item in items:
-        report.checked[what] += 1
-        if report.checked[what] % _STEP == 0:
-            on_progress(what, report.checked[what])
-        yield item
-
-
-async def _profiles(
-    store: EventStore, settings: Settings, report: Report, clock: _Clock, on_progress: _Progress
-) -> None:
-    late_since = clock() - SLACK - settings.lag
-    # An erasure that is not done, or that begins later, may be half of one.
-    before = await _erased(store, settings, done=True)
-    with contextlib.closing(Notes()) as notes:
-        if isinstance(store, SubscriptionStore):
-            await keep_choices(store, notes)
-        visitors = await _keep_profiles(store, notes, on_progress)
+    async def profiles(self) -> None:
+        """Check the events, and compare the choices, the profiles and the links with them."""
+        store, settings = self._store, self._settings
+        late_since = self._clock() - SLACK - settings.lag
+        # An erasure that is not done, or that begins later, may be half of one.
+        before = await self._erased(done=True)
+        has_choices = isinstance(store, SubscriptionStore)
         with_links = isinstance(store, VerifiableStore)
-        await _keep_events(store, settings, notes, report, late_since, before, on_progress)
-        after = await _erased(store, settings)
-        if isinstance(store, SubscriptionStore):
-            await keep_history(store, notes, after.newest())
-        unfinished = set(await store.unfinished()) if isinstance(store, VerifiableStore) else set()
+        with contextlib.closing(Notes()) as notes:
+            if has_choices:
+                await keep_choices(store, notes)
+            visitors = await self._keep_profiles(notes)
+            await self._keep_events(notes, late_since, before)
+            after = await self._erased()
+            if has_choices:
+                await keep_history(store, notes, after.newest())
+            unfinished = set(await store.unfinished()) if with_links else set()
 
-        def doubt(workspace: str, kind: Kind, name: str) -> str | None:
-            if kind is Kind.GROUP:
+            def doubt(workspace: str, kind: Kind, name: str) -> str | None:
+                if kind is Kind.GROUP:
+                    return None
+                if (workspace, name) in unfinished:
+                    return _REASONS["unfinished"]
+                # An id may be that of a user and of a visitor.
+                for one in (Kind.USER, Kind.VISITOR):
+                    subject = (workspace, one, name)
+                    if after.erased_at(*subject) > before.erased_at(*subject):
+                        return ERASING
                 return None
-            if (workspace, name) in unfinished:
-                return _REASONS["unfinished"]
-            # An id may be that of a user and of a visitor.
-            for one in (Kind.USER, Kind.VISITOR):
-                subject = (workspace, one, name)
-                if after.erased_at(*subject) > before.erased_at(*subject):
-                    return ERASING
-            return None
 
-        now, most = clock(), settings.context.profile_limits.visitors
-        days = settings.visitors_days
-        rules = Rules(
-            limits=settings.context.profile_limits,
-            identifiers=settings.context.identifiers,
-            horizon=await _horizon(store, settings, now),
-            erased=after.newest(),
-            visitors_before=float("-inf") if days is None else now - days * DAY_MS,
-            full={workspace for workspace, count in visitors.items() if count >= most},
-            with_links=with_links,
-            doubt=doubt,
-        )
-        notes.sort()
-        wrong = compare_people(notes, rules, report, on_progress)
-    if isinstance(store, SubscriptionStore):
-        await confirm_choices(store, wrong, report, doubt)
+            now, most = self._clock(), settings.context.profile_limits.visitors
+            days = settings.visitors_days
+            rules = Rules(
+                limits=settings.context.profile_limits,
+                identifiers=settings.context.identifiers,
+                horizon=await self._horizon(now),
+                erased=after.newest(),
+                visitors_before=float("-inf") if days is None else now - days * DAY_MS,
+                full={workspace for workspace, count in visitors.items() if count >= most},
+                with_links=with_links,
+                doubt=doubt,
+            )
+            notes.sort()
+            wrong = compare_people(notes, rules, self.report, self._on_progress)
+        if has_choices:
+            await confirm_choices(store, wrong, self.report, doubt)
 
+    # ------------------------------------------------------------------------------- what is read
+    async def _all(self, what: str, scan: Callable[..., Any], *first: Any) -> AsyncIterator[Any]:
+        """Yield all that a method scans.
 
-async def _keep_profiles(store: EventStore, notes: Notes, on_progress: _Progress) -> Counter[str]:
-    """Keep the profiles and links, and return how many visitors each workspace has."""
-    visitors: Counter[str] = Counter()
-    if not isinstance(store, ProfileStore):
+        :param what: for the progress. Events and suppressions are checked when they are read, and
+            the others when they are compared.
+        """
+        count = 0
+        async for item in all_pages(partial(scan, *first), most=_STEP):
+            count += 1
+            if count % _STEP == 0:
+                self._on_progress(what, count)
+            yield item
+        if what in ("events", "suppressions"):
+            self.report.checked[what] = count
+
+    async def _keep_profiles(self, notes: Notes) -> Counter[str]:
+        """Keep the profiles and links, and return how many visitors each workspace has."""
+        visitors: Counter[str] = Counter()
+        store = self._store
+        if not isinstance(store, ProfileStore):
+            return visitors
+        async for user in self._all("users", store.scan_users, None):
+            keep_profile(notes, Kind.USER, user.user_id, user)
+        async for one in self._all("visitors", store.scan_visitors, None):
+            keep_profile(notes, Kind.VISITOR, one.anonymous_id, one)
+            visitors[one.workspace_id] += 1
+        async for group in self._all("groups", store.scan_groups, None):
+            keep_profile(notes, Kind.GROUP, group.group_id, group)
+        if isinstance(store, VerifiableStore):
+            async for link in self._all("links", store.scan_links):
+                keep_link(notes, link)
         return visitors
-    seen = Report()
-    async for user in _counted(_all(store.scan_users, None), "users", seen, on_progress):
-        keep_profile(notes, Kind.USER, user.user_id, user)
-    async for one in _counted(_all(store.scan_visitors, None), "visitors", seen, on_progress):
-        keep_profile(notes, Kind.VISITOR, one.anonymous_id, one)
-        visitors[one.workspace_id] += 1
-    async for group in _all(store.scan_groups, None):
-        keep_profile(notes, Kind.GROUP, group.group_id, group)
-    if isinstance(store, VerifiableStore):
-        async for link in _counted(_all(store.scan_links), "links", seen, on_progress):
-            keep_link(notes, link)
-    return visitors
 
+    async def _keep_events(self, notes: Notes, late_since: int, erased: Tombstones) -> None:
+        """Check all events, and keep their changes."""
+        async for event in self._all("events", self._store.scan, EventFilter()):
+            try:
+                problem = _problem(event, self._settings)
+                names = (event.workspace_id, event.user_id, event.anonymous_id)
+                if erased.cover(*names, event.received_at):
+                    problem = "is of an erased person"
+                keep_changes(notes, event, late=event.received_at >= late_since)
+            except sqlite3.Error:
+                raise
+            except Exception as error:
+                problem = f"cannot be read ({type(error).__name__})"
+            if problem:
+                named = f"{event.workspace_id}: {event.origin} {event.message_id!r}"
+                self.report.differs("events", f"{named} {problem}")
 
-async def _keep_events(
-    store: EventStore,
-    settings: Settings,
-    notes: Notes,
-    report: Report,
-    late_since: int,
-    erased: Tombstones,
-    on_progress: _Progress,
-) -> None:
-    """Check all events, and keep their changes."""
-    async for event in _counted(_all(store.scan, EventFilter()), "events", report, on_progress):
-        try:
-            problem = _problem(event, settings)
-            names = (event.workspace_id, event.user_id, event.anonymous_id)
-            if erased.cover(*names, event.received_at):
-                problem = "is of an erased person"
-            keep_changes(notes, event, late=event.received_at >= late_since)
-        except sqlite3.Error:
-            raise
-        except Exception as error:
-            problem = f"cannot be read ({type(error).__name__})"
-        if problem:
-            report.differs("events", f"{_named(event)} {problem}")
+    async def _erased(self, *, done: bool = False) -> Tombstones:
+        tombstones = Tombstones(self._store, self._settings.erasures_key, done=done)
+        await tombstones.refresh()
+        return tombstones
+
+    async def _horizon(self, now: int) -> float:
+        """Return the time before which events may have expired."""
+        days = self._settings.context.events_days
+        if days is None:
+            return float("-inf")
+        oldest = await self._store.scan(EventFilter(), after=None, limit=1)
+        first = oldest.items[0].received_at if oldest.items else now
+        return max(first, now - days * DAY_MS)
 
 
 def _problem(event: Event, settings: Settings) -> str:
@@ -272,22 +280,3 @@ def _problem(event: Event, settings: Settings) -> str:
         if document.get(name) != value:
             return f"has another {name} than it is stored with"
     return "" if settings.is_valid(event.type, document) else "is not valid"
-
-
-def _named(event: Event) -> str:
-    return f"{event.workspace_id}: {event.origin} {event.message_id!r}"
-
-
-async def _erased(store: EventStore, settings: Settings, *, done: bool = False) -> Tombstones:
-    tombstones = Tombstones(store, settings.erasures_key, done=done)
-    await tombstones.refresh()
-    return tombstones
-
-
-async def _horizon(store: EventStore, settings: Settings, now: int) -> float:
-    """Return the time before which events may have expired."""
-    if settings.context.events_days is None:
-        return float("-inf")
-    oldest = await store.scan(EventFilter(), after=None, limit=1)
-    first = oldest.items[0].received_at if oldest.items else now
-    return max(first, now - settings.context.events_days * DAY_MS)
