@@ -38,12 +38,11 @@ def compare(low: View, high: View, actual: View, horizon: float) -> Iterator[tup
     for name in low.traits.keys() | high.traits.keys() | actual.traits.keys():
         if (excused := _trait(name, low, high, actual, horizon)) is not None:
             yield f"the trait {name!r}", excused
-    if low is not high or set(actual.groups) != set(low.groups):
-        for group in {*low.groups, *high.groups, *actual.groups}:
-            times = [one.group_times.get(group, _NEVER) for one in (low, high)]
-            # Of a membership that changed meanwhile, only the times at both ends are known.
-            if times[0] == times[1] and (group in actual.groups) != (group in high.groups):
-                yield f"the membership in {group!r}", times[0] < horizon
+    for group in {*low.groups, *high.groups, *actual.groups}:
+        times = [one.group_times.get(group, _NEVER) for one in (low, high)]
+        # Of a membership that changed meanwhile, only the times at both ends are known.
+        if times[0] == times[1] and (group in actual.groups) != (group in high.groups):
+            yield f"the membership in {group!r}", times[0] < horizon
     for name in {*low.anonymous_ids, *high.anonymous_ids, *actual.anonymous_ids}:
         is_linked = name in actual.anonymous_ids
         if is_linked not in (name in low.anonymous_ids, name in high.anonymous_ids):
