@@ -157,16 +157,14 @@ def normalise(item: Mapping[str, Any], kind: str, arrival: Arrival, index: int =
         _merge(document, "context", envelope.context)
         _merge(document, "integrations", envelope.integrations)
     context = document.get("context")
-    if context and ("userHash" in context or ("engage" in context and not arrival.restored)):
-        context = document["context"] = dict(context)
-        context.pop("userHash", None)
-        if not arrival.restored:
-            context.pop("engage", None)
+    if context and ("userHash" in context or "engage" in context):
+        hidden = ("userHash",) if arrival.restored else ("userHash", "engage")
+        context = {name: context[name] for name in context if name not in hidden}
+        document["context"] = context
     if arrival.rules is not None:
         if user_id and arrival.rules.identity:
             mark = engage_mark(document) if arrival.restored else _EMPTY
-            mark = {**mark, "verified": True}
-            document["context"] = {**(context or _EMPTY), "engage": mark}
+            document["context"] = {**(context or _EMPTY), "engage": {**mark, "verified": True}}
         if arrival.rules.protected:
             _drop_protected(document, arrival.rules.protected)
     if kind == "identify":
