@@ -275,7 +275,7 @@ def test_a_package_map_describes_every_file(package: Path) -> None:
 #: How many lines a file and a function of the product may have, and how many modules a folder.
 FILE_LINES, FUNCTION_LINES, MODULES = 600, 80, 20
 #: Fewer modules where more will come.
-FEWER_MODULES = {"plugins/mongo": 17}
+FEWER_MODULES = {"plugins/mongo": 18}
 
 
 def test_no_file_function_or_folder_is_too_large() -> None:

@@ -38,6 +38,7 @@ The errors of engage, with the code that raises each, and its effect::
 ``suppressions.py``    the interface of a storage that keeps suppressed addresses
 ``registration.py``    the type of ``register``, the argument of a hook
 ``times.py``           the form and the range of stored times
+``verification.py``    the interface of a storage that ``engage verify`` can look into
 =====================  =====================================================================
 
 A plugin imports all names from here. These files import nothing of engage except each other.
@@ -67,6 +68,7 @@ from engage.api.storage import *
 from engage.api.suppressions import *
 from engage.api.times import *
 from engage.api.transforms import *
+from engage.api.verification import *
 
 __all__ = [
     "ADDRESS_TRAITS",
@@ -151,6 +153,8 @@ __all__ = [
     "StorageIncompatible",
     "StorageMissing",
     "StorageUnavailable",
+    "StoreProblem",
+    "StoredLink",
     "SubscriptionChange",
     "SubscriptionRecord",
     "SubscriptionState",
@@ -165,6 +169,7 @@ __all__ = [
     "UnknownRecord",
     "UnloggableEvent",
     "UserProfile",
+    "VerifiableStore",
     "Version",
     "Versioned",
     "VisitorProfile",

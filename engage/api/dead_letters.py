@@ -8,6 +8,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
+import orjson
+
 from engage.api.events import API_ORIGIN
 from engage.api.pages import Page
 
@@ -74,6 +76,13 @@ class DeadLetter:
             return "webhook"
         return "conflict" if self.reason == CONFLICT else "api"
 
+    @property
+    def size(self) -> int:
+        """What it takes of its budget: the bytes of its item, its envelope, and its errors and
+        headers as JSON."""
+        described = orjson.dumps(list(self.errors)), orjson.dumps(list(self.headers))
+        return len(self.item) + len(self.envelope or b"") + sum(map(len, described))
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetUse:
@@ -83,7 +92,7 @@ class BudgetUse:
     budget: BudgetName
     #: Number of letters.
     count: int
-    #: Bytes of the letters: items, errors, headers and envelopes.
+    #: The sum of their :attr:`DeadLetter.size`.
     size: int
 
 

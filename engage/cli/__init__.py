@@ -6,7 +6,7 @@
 ``load.py``           ``engage load``
 ``init.py``           ``engage init``
 ``check.py``          ``engage check``
-``plugins.py``        ``engage plugins``
+``verify.py``         ``engage verify``
 ``export.py``         ``engage export``
 ``copy.py``           ``engage copy``, ``backup`` and ``restore``
 ``tail.py``           ``engage tail``
@@ -36,7 +36,7 @@ import click
 
 import engage
 from engage.api import EngageError
-from engage.cli.check import check
+from engage.cli.check import check, plugins
 from engage.cli.common import CommandFailed, discard_output, registry_of
 from engage.cli.console import console, console_link, console_logout, console_password
 from engage.cli.copy import backup, copy, restore
@@ -46,12 +46,12 @@ from engage.cli.export import export
 from engage.cli.init import init
 from engage.cli.keys import keys
 from engage.cli.load import load_command
-from engage.cli.plugins import plugins
 from engage.cli.serve import serve
 from engage.cli.subscriptions import subscription_link, subscriptions
 from engage.cli.suppressions import suppressions
 from engage.cli.tail import tail
 from engage.cli.users import users
+from engage.cli.verify import verify
 from engage.cli.webhooks import webhook_retry, webhook_test, webhook_url
 
 __all__ = ["main"]
@@ -59,7 +59,7 @@ __all__ = ["main"]
 
 #: The commands as ``--help`` lists them.
 GROUPS: Final[Mapping[str, Sequence[click.Command]]] = {
-    "Set up and run": (init, check, serve, load_command, console, plugins),
+    "Set up and run": (init, check, verify, serve, load_command, console, plugins),
     "Events and users": (
         *(tail, export, copy, backup, restore),
         *(users, erase, subscriptions, suppressions, dead_letters),

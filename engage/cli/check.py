@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``engage check``."""
+"""``engage check`` and ``engage plugins``: what a server would be made of."""
 
 from __future__ import annotations
 
@@ -26,7 +26,17 @@ from engage.api import (
     StorageMissing,
     StorageUnavailable,
 )
-from engage.cli.common import config_option, now, opened, plural, registry_of, safe
+from engage.cli.common import (
+    DEFAULT_CONFIG,
+    CommandFailed,
+    config_option,
+    now,
+    opened,
+    plural,
+    print_table,
+    registry_of,
+    safe,
+)
 from engage.config import Config, load
 from engage.http1.sockets import own_address
 from engage.keys.effective import EffectiveKeys, list_keys
@@ -86,7 +96,7 @@ def check(ctx: click.Context, config_path: Path) -> None:
     files = [plugin.name for plugin in registry.plugins if plugin.project is None]
     installed = plural(len(registry.plugins) - len(files), "plugin")
     _print("plugins", ", ".join([f"{installed} installed", *files]))
-    lag = asyncio.run(_lag(registry, config))
+    lag = asyncio.run(lag_of(registry, config))
     if lag is not None:
         _show_lag(config, lag)
     try:
@@ -171,7 +181,7 @@ def _show_lag(config: Config, lag: Lag) -> None:
         _print("warning", alarm)
 
 
-async def _lag(registry: Registry, config: Config) -> Lag | None:
+async def lag_of(registry: Registry, config: Config) -> Lag | None:
     """Return how far the storage is behind the log; ``None`` if there is no log.
 
     :raises StorageIncompatible: if a server would not start on this log.
@@ -246,3 +256,42 @@ def _print(what: str, text: str) -> None:
         click.echo(click.style(f"{what:<10}", bold=True) + safe(text))
     else:
         click.echo(f"{what}\t{safe(text)}")
+
+
+@click.command(epilog="\b\nExample:\n  engage plugins")
+@config_option
+@click.pass_context
+def plugins(ctx: click.Context, config_path: Path) -> None:
+    """List the installed plugins and what they provide.
+
+    Shows the distribution of each plugin, and which ones the config uses.
+    """
+    config = None
+    try:
+        config = load(config_path)
+    except ConfigError as error:
+        # The list helps most while the config is wrong. The author of a plugin may have none.
+        if config_path.exists() or config_path != Path(DEFAULT_CONFIG):
+            CommandFailed(error).show()
+    registry = registry_of(ctx, config)
+    print_table(("KIND", "NAME", "PLUGIN", "DISTRIBUTION", "USED"), _rows(registry, config))
+
+
+def _rows(registry: Registry, config: Config | None) -> list[tuple[str, str, str, str, str]]:
+    used: dict[str, set[str]] = {}
+    if config is not None:
+        used = {
+            "storage": {config.storage.backend},
+            "log": set() if config.log is None else {config.log.backend},
+            "webhook": {name for workspace in config.workspaces for name in workspace.webhooks},
+            "transform": {selected.name for selected in config.transforms},
+            "observer": {selected.name for selected in config.observers},
+        }
+    rows = []
+    for kind, table in registry.tables.items():
+        for name, registered in table.items():
+            mark = "used" if name in used.get(kind, ()) else "-"
+            rows.append((kind, name, registered.plugin, registered.distribution, mark))
+    for name, plugin in registry.command_plugins.items():
+        rows.append(("command", name, plugin.name, plugin.distribution, "-"))
+    return rows

@@ -37,15 +37,18 @@ class Progress:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
 
-    def show(self, count: int, fraction: float | None = None) -> None:
+    def show(self, count: int, fraction: float | None = None, *, noun: str | None = None) -> None:
         """Show the progress. It is cheap enough to call for each record.
 
         :param count: the number of records so far.
         :param fraction: the part of the work that is done, 0 to 1; ``None`` if it is unknown.
+        :param noun: the counted things from now on. The rate begins anew with others.
         """
         if not self._on:
             return
         now = time.monotonic()
+        if noun is not None and noun != self._noun:
+            self._noun, self._started = noun, now
         if now - self._started < 1 or now - self._shown < 0.1:
             return
         self._shown, self._drawn = now, True

@@ -14,7 +14,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import orjson
 
@@ -54,12 +54,10 @@ from engage.upkeep.erasures import (
     read,
 )
 from engage.upkeep.export import PAGE, all_pages
-from engage.upkeep.tombstones import is_done, put_tombstones
+from engage.upkeep.tombstones import HASHED, PSEUDONYM, is_done, put_tombstones
 
-__all__ = ["HASHED", "Receipt", "erase_user", "hashed_address", "repeat"]
+__all__ = ["Receipt", "erase_user", "hashed_address", "repeat"]
 
-#: Begins a suppressed address of which only the hash is kept.
-HASHED: Final = "hmac-sha256:"
 #: Told what is done at the moment, and how many things of it are done.
 Report = Callable[[str, int], None]
 
@@ -279,7 +277,7 @@ async def _carry_out(
             counts["deadLetters"] += await store.remove(workspace_id, letters[start : start + PAGE])
     counts["auditEntries"] = await _hide_in_audit(store, key_of(config), person)
     counts["suppressions"] = await _hash_addresses(store, key_of(config), workspace_id, addresses)
-    pseudonym = f"erased-{uuid.uuid4()}"
+    pseudonym = f"{PSEUDONYM}{uuid.uuid4()}"
     for name in own:
         choices, changes = await store.erase_choices(workspace_id, name, pseudonym)
         counts["choices"] += choices

@@ -144,8 +144,19 @@ class Registry:
         :raises ConfigError: if the storage is unknown, if its options are wrong, or if it lacks a
             capability that the config needs.
         """
+        use = _storage_use(config)
+        context = self.storage_context(config, had_store=had_store, supervised=supervised)
+        store: EventStore = self._make(config, use, context)
+        for missing in _missing_capabilities(config, store):
+            raise ConfigError(f"{config.path}: the storage {use.name!r} {missing}")
+        return store
+
+    def storage_context(
+        self, config: Config, *, had_store: bool = False, supervised: bool = False
+    ) -> StorageContext:
+        """Return what the chosen storage is made with; see :meth:`make_storage`."""
         limits = config.limits
-        context = StorageContext(
+        return StorageContext(
             base_dir=config.base_dir,
             identifiers={
                 # Recipients of webhooks are looked up by email and phone, whatever the config
@@ -182,11 +193,6 @@ class Registry:
             events_days=config.retention.events_days,
             dead_letters_days=config.retention.dead_letters_days,
         )
-        use = _storage_use(config)
-        store: EventStore = self._make(config, use, context)
-        for missing in _missing_capabilities(config, store):
-            raise ConfigError(f"{config.path}: the storage {use.name!r} {missing}")
-        return store
 
     def make_log(self, config: Config) -> EventLog | None:
         """Make the chosen log, without opening it.

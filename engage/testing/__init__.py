@@ -75,6 +75,7 @@ from .storage.scans import ScanTests  # noqa: E402
 from .storage.subscriptions import SubscriptionTests  # noqa: E402
 from .storage.suppressions import SuppressionTests  # noqa: E402
 from .storage.users import UserTests  # noqa: E402
+from .storage.verification import VerificationTests  # noqa: E402
 from .storage.visitors import VisitorTests  # noqa: E402
 
 __all__ = [
@@ -111,6 +112,7 @@ class StorageConformance(
     CountTests,
     BackupTests,
     ErasureTests,
+    VerificationTests,
     Subject,
 ):
     """The tests of a storage. Subclass it: :class:`Subject` has what a subclass defines."""

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any
-
-import orjson
 
 from engage import api
 from engage.api import Kind
@@ -241,16 +239,16 @@ class MemoryDeadLetters(Memory, api.DeadLetterStore):
             key, budget = (letter.workspace_id, letter.id), (letter.workspace_id, letter.budget)
             count, size = used.get(budget, (0, 0))
             most, most_bytes = self.context.dead_letter_budget.of(letter.budget)
-            if key not in known and count < most and size + _size(letter) <= most_bytes:
+            if key not in known and count < most and size + letter.size <= most_bytes:
                 known[key] = letter
-                used[budget] = (count + 1, size + _size(letter))
+                used[budget] = (count + 1, size + letter.size)
             kept.append(key in known)
         return kept
 
     async def budget_use(self) -> Sequence[api.BudgetUse]:
         sizes: dict[tuple[str, api.BudgetName], list[int]] = {}
         for one in self.contents().letters.values():
-            sizes.setdefault((one.workspace_id, one.budget), []).append(_size(one))
+            sizes.setdefault((one.workspace_id, one.budget), []).append(one.size)
         return [
             api.BudgetUse(workspace_id=workspace, budget=budget, count=len(found), size=sum(found))
             for (workspace, budget), found in sizes.items()
@@ -371,6 +369,37 @@ class MemoryCounts(Memory, api.CountStore):
         return delete(counts, old[:limit])
 
 
+class MemoryVerification(Memory, api.VerifiableStore):
+    """What only this storage knows of itself."""
+
+    async def problems(self) -> AsyncIterator[api.StoreProblem | int]:
+        data = self.contents()
+        yield len(data.events) + len(data.letters) + len(data.profiles)
+        for key, event in data.events.items():
+            if key != event.identity:
+                yield api.StoreProblem(what="keys", message=f"{key} leads to {event.identity}")
+        for (workspace, name), letter in data.letters.items():
+            if (workspace, name) != (letter.workspace_id, letter.id):
+                yield api.StoreProblem(what="letters", message=f"{name} leads to {letter.id}")
+        for profile in data.profiles.values():
+            if not profile.sizes.keys() <= profile.values().keys():
+                yield api.StoreProblem(what="sizes", message=f"{profile.id}: of no trait")
+
+    async def scan_links(self, *, after: str | None, limit: int) -> api.Page[api.StoredLink]:
+        found = {
+            (user.workspace_id, user.id, name): api.StoredLink(
+                workspace_id=user.workspace_id,
+                user_id=user.id,
+                anonymous_id=name,
+                first=user.links.get(name),
+                counts=user.decisions.get(name, (None, True))[1],
+            )
+            for user in self.contents().profiles.values()
+            for name in {**user.links, **user.decisions}
+        }
+        return page_by_key(found, after, limit)
+
+
 class MemoryStore(
     MemoryEvents,
     MemoryProfiles,
@@ -380,6 +409,7 @@ class MemoryStore(
     MemoryRecords,
     MemoryCounts,
     api.ErasureStore,
+    MemoryVerification,
 ):
     """A storage in memory with all interfaces."""
 
@@ -388,8 +418,3 @@ class MemoryStore(
 def engage_register_storage(register: api.Register[api.StorageFactory]) -> None:
     """Register the storage ``memory``, for a conformance suite; no entry point names this."""
     register("memory", MemoryStore, {"type": "object", "required": ["name"]})
-
-
-def _size(letter: api.DeadLetter) -> int:
-    described = orjson.dumps([*letter.errors, *letter.headers])
-    return len(letter.item) + len(described) + len(letter.envelope or b"")

@@ -14,6 +14,7 @@
 ``backups.py``          what a backup leaves out, and the record of the last one
 ``erasures.py``         the file of erasures beside the config
 ``tombstones.py``       the erasures that a store knows
+``verify/``             proves that a store is what its events say
 ``audit.py``            records who changed what, for the operator
 ``letter_groups.py``    groups dead letters by their cause
 ``live.py``             the newest events and dead letters, read once a second

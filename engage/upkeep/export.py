@@ -138,6 +138,7 @@ async def all_pages(
     cursor: str | None = None,
     *,
     attempts: int = ATTEMPTS,
+    most: int = MAX_PAGE,
 ) -> AsyncGenerator[Item, None]:
     """Yield the items of a scan, from its first page to its last.
 
@@ -146,9 +147,10 @@ async def all_pages(
     :param read: a method that scans: it reads the page after a cursor, with at most so many items.
     :param cursor: where the scan goes on; ``None``: it begins.
     :param attempts: how often a page is tried.
+    :param most: records of the largest page.
     :raises StorageUnavailable: if a page cannot be read; it names the cursor of the page before.
     """
-    limit, most, failures = PAGE, MAX_PAGE, 0
+    limit, failures = PAGE, 0
     while True:
         try:
             page = await read(after=cursor, limit=limit)

@@ -8,19 +8,23 @@ It is written before anything is erased, and marked when all is done.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import orjson
 
-from engage.api import EventStore, Record, RecordStore
+from engage.api import EventStore, Kind, Record, RecordStore
 from engage.upkeep.erasures import Erasure, hash_of
 from engage.upkeep.export import all_pages
 
-__all__ = ["ERASURE", "Tombstones", "is_done", "put_tombstones"]
+__all__ = ["ERASURE", "HASHED", "PSEUDONYM", "Tombstones", "is_done", "put_tombstones"]
 
 #: The kind of the records.
 ERASURE: Final = "erasure"
+#: Begins a suppressed address of which only the hash is kept.
+HASHED: Final = "hmac-sha256:"
+#: Begins the pseudonym to which the history of an erased person's choices is given.
+PSEUDONYM: Final = "erased-"
 
 
 class Tombstones:
@@ -28,9 +32,11 @@ class Tombstones:
 
     :param store: an open store.
     :param key: of the hashes; ``None``: nothing can have been erased.
+    :param done: whether to look only at those of which all is erased.
     """
 
-    def __init__(self, store: EventStore, key: str | None) -> None:
+    def __init__(self, store: EventStore, key: str | None, *, done: bool = False) -> None:
+        self._only_done = done
         self._records = store if isinstance(store, RecordStore) and key is not None else None
         self._key = key or ""
         self._version = -1
@@ -49,7 +55,9 @@ class Tombstones:
         if version != self._version:
             read = functools.partial(self._records.list_records, ERASURE)
             self._times = {
-                (one.workspace_id, one.id): one.at async for one in all_pages(read, attempts=1)
+                (one.workspace_id, one.id): one.at
+                async for one in all_pages(read, attempts=1)
+                if not self._only_done or _is_done(one)
             }
             self._newest = max(self._times.values(), default=0)
             self._version = version
@@ -60,11 +68,28 @@ class Tombstones:
         """Return whether what was received at a time for these ids is erased."""
         if received_at >= self._newest:  # So an event that has just been received costs nothing.
             return False
-        kind, name = ("user", user_id) if user_id is not None else ("visitor", anonymous_id)
-        if name is None:
+        if user_id is not None:
+            return received_at < self.erased_at(workspace_id, Kind.USER, user_id)
+        if anonymous_id is None:
             return False
+        return received_at < self.erased_at(workspace_id, Kind.VISITOR, anonymous_id)
+
+    def erased_at(self, workspace_id: str, kind: Kind, name: str) -> int:
+        """Return the time before which all is erased that was received for an id; 0: nothing.
+
+        :param kind: user or visitor.
+        """
+        if not self._times:
+            return 0
         record_id = f"{kind}:{hash_of(self._key, workspace_id, name)}"
-        return received_at < self._times.get((workspace_id, record_id), 0)
+        return self._times.get((workspace_id, record_id), 0)
+
+    def newest(self) -> Mapping[str, int]:
+        """Return the time of the newest erasure of each workspace that has any."""
+        found: dict[str, int] = {}
+        for (workspace, _), at in self._times.items():
+            found[workspace] = max(at, found.get(workspace, at))
+        return found
 
 
 async def put_tombstones(
@@ -91,4 +116,8 @@ async def is_done(store: RecordStore, erasure: Erasure) -> bool:
     there = await store.get_record(ERASURE, erasure.workspace, f"{erasure.kind}:{erasure.hash}")
     if there is None or there.at < erasure.at:
         return False
-    return orjson.loads(there.body).get("done") is True
+    return _is_done(there)
+
+
+def _is_done(record: Record) -> bool:
+    return orjson.loads(record.body).get("done") is True

@@ -18,6 +18,7 @@
 ``documents.py``      events as documents, keys that MongoDB cannot hold, ids
 ``connection.py``     the only module that names the driver's client: errors, time limits
 ``url.py``            the connection string
+``verification.py``   damage that only this storage can see
 ``schema.py``         preparing the store: collections, indexes, version, shard keys
 ====================  =================================================================
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import bson
-import orjson
 from bson.binary import Binary
 from bson.datetime_ms import DatetimeMS
 from bson.errors import InvalidDocument
@@ -53,7 +52,7 @@ class DeadLetters:
         keys = [scoped_id(letter.workspace_id, letter.id) for letter in letters]
         new: dict[str, tuple[DeadLetter, BudgetName, int]] = {}
         for key, letter in zip(keys, letters, strict=True):
-            new.setdefault(key, (letter, letter.budget, _size(letter)))
+            new.setdefault(key, (letter, letter.budget, letter.size))
         if not new:
             return []
         dropped: set[str] = set()
@@ -169,11 +168,6 @@ class DeadLetters:
         """Delete the oldest dead letters received before ``before``, and return how many."""
         self._totals.clear()
         return await delete_oldest(self._connection, DEAD_LETTERS, before, limit)
-
-
-def _size(letter: DeadLetter) -> int:
-    rest = len(orjson.dumps(list(letter.errors))) + len(orjson.dumps(list(letter.headers)))
-    return len(letter.item) + len(letter.envelope or b"") + rest
 
 
 def _encode(key: str, letter: DeadLetter, budget: BudgetName, size: int, seq: Any) -> bytes | None:

@@ -48,7 +48,7 @@ _TEXTS: Final = {
 _MAX_PATTERN: Final = 1000
 #: The type of the document that an erased event leaves. It has an empty body, and expires as the
 #: event would have.
-_ERASED: Final = "erased"
+ERASED_TYPE: Final = "erased"
 #: The times that BSON can have.
 _TIMES: Final = (-(2**63), 2**63 - 1)
 
@@ -77,9 +77,9 @@ class Events:
             statements = []
             for chunk in self._connection.chunks(ids):
                 async for one in db[EVENTS].find(
-                    {"_id": any_of(chunk), "type": {"$ne": _ERASED}}, fields
+                    {"_id": any_of(chunk), "type": {"$ne": ERASED_TYPE}}, fields
                 ):
-                    left = {**one, "timestamp": one["receivedAt"], "type": _ERASED}
+                    left = {**one, "timestamp": one["receivedAt"], "type": ERASED_TYPE}
                     statements.append({"q": {"_id": one["_id"]}, "u": {**left, "_raw": ERASED}})
             await self._connection.update(EVENTS, statements)
         return len(statements)

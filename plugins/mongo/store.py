@@ -9,7 +9,7 @@ import functools
 import logging
 import shlex
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from bson.datetime_ms import DatetimeMS
@@ -28,9 +28,11 @@ from engage.api import (
     StorageContext,
     StorageError,
     StorageUnavailable,
+    StoreProblem,
     SubscriptionChange,
     SubscriptionStore,
     SuppressionStore,
+    VerifiableStore,
 )
 
 from .connection import CLOSE_SECONDS, Connection
@@ -46,6 +48,7 @@ from .schema import META, Preparation, Schema
 from .subscriptions import Subscriptions
 from .suppressions import Suppressions
 from .url import DEFAULT_URL
+from .verification import Verification
 from .writer import Writer
 
 _log = logging.getLogger("engage.storage.mongo")
@@ -85,6 +88,7 @@ class MongoStorage(
     RecordStore,
     CountStore,
     ErasureStore,
+    VerifiableStore,
 ):
     """The storage that keeps everything in one MongoDB database."""
 
@@ -106,6 +110,7 @@ class MongoStorage(
         self._dead_letters = DeadLetters(connection, context.dead_letter_budget, sequence)
         self._records = Records(connection)
         self._counts = Counts(connection)
+        self._verification = Verification(connection, context.identifiers)
         self.dropped_changes = 0
         self._preparation = Preparation(
             connection,
@@ -318,3 +323,11 @@ class MongoStorage(
     counts = _once_ready("_counts", Counts.sums)
     scan_counts = _once_ready("_counts", Counts.scan)
     expire_counts = _once_ready("_counts", Counts.expire)
+
+    async def problems(self) -> AsyncIterator[StoreProblem | int]:
+        await self._ready()
+        async for problem in self._verification.problems():
+            yield problem
+
+    scan_links = _once_ready("_verification", Verification.scan_links)
+    unfinished = _once_ready("_verification", Verification.unfinished)

@@ -14,6 +14,7 @@
 ``keys/``             which events are stored, by their keys
 ``tables/``           the rows of each table
 ``connection.py``     opening the file; SQLite's errors as errors of engage
+``verification.py``   damage that only this storage can see
 ``schema.py``         the tables and their version
 ====================  =================================================================
 """

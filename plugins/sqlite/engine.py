@@ -160,6 +160,13 @@ class Engine(Transactions):
                 self._failed(error)
                 raise
 
+    def unknown(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Return those keys of stored events that would be taken for those of new ones."""
+        with translating_errors(self.settings.path), self._transaction(needs_space=False) as db:
+            if not self.keys.is_taken_over:
+                self.keys.take_over(db)
+            return self.keys.unknown(keys)
+
     def expire(self, before: int, limit: int, force: bool) -> int:
         """Delete the oldest events, and return how many; see :meth:`EventStore.expire`."""
         with translating_errors(self.settings.path), self._transaction(needs_space=False) as db:

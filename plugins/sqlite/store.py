@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import os
 import shutil
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -38,6 +38,8 @@ from engage.api import (
     RecordStore,
     StorageContext,
     StorageUnavailable,
+    StoredLink,
+    StoreProblem,
     SubscriptionChange,
     SubscriptionRecord,
     SubscriptionState,
@@ -45,10 +47,11 @@ from engage.api import (
     Suppression,
     SuppressionStore,
     UserProfile,
+    VerifiableStore,
     VisitorProfile,
 )
 
-from . import backup
+from . import backup, verification
 from .connection import Settings, is_text, key_of
 from .reader import Reader
 from .tables import counts, dead_letters, events, people, records, subscriptions, suppressions
@@ -74,6 +77,7 @@ class SqliteStorage(
     CountStore,
     BackupStore,
     ErasureStore,
+    VerifiableStore,
 ):
     """The storage that keeps everything in one SQLite file."""
 
@@ -458,6 +462,15 @@ class SqliteStorage(
         with backup.restoring(self._settings, source, on_bytes) as (path, found):
             asyncio.run(change(path, found))
         return found
+
+    # ---------------------------------------------------------------------- verification
+    def problems(self) -> AsyncIterator[StoreProblem | int]:
+        return verification.problems(self._settings, self._writer)
+
+    async def scan_links(self, *, after: str | None, limit: int) -> Page[StoredLink]:
+        place = None if after is None else _place(after, int, str)
+        links, last = await self._read(verification.scan_links, place, limit)
+        return Page(links, _cursor(last))
 
 
 def _cursor(place: Sequence[str | int] | None) -> str | None:

@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import signal
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,10 @@ from engage.testing.factories import TIME, event, identify, letter
 from engage.upkeep import erasures
 from engage.upkeep.erasures import ErasuresFileError
 from engage.upkeep.tombstones import Tombstones
-from support import mongo
 from support.loaders import caught_up, loading, put
 from support.memory_log import MemoryBroker
 from support.memory_store import MemoryEvents
-from support.people import ACTOR, KEY, config, fill, lines, traces
+from support.people import ACTOR, KEY, config, fill, lines, on_each, traces
 from support.sqlite import make
 
 #: The methods that change a store.
@@ -38,36 +37,6 @@ STEPS = (
     *("put_record", "erase_events", "erase_profile", "erase_choices", "erase_suppressions"),
     *("suppress", "remove", "reapply", "settle", "write"),
 )
-
-
-MONGO = pytest.param("mongo", marks=[pytest.mark.mongo, pytest.mark.slow])
-
-Test = Callable[[Any, Path], Awaitable[None]]
-
-
-@contextlib.asynccontextmanager
-async def opened(kind: str, folder: Path) -> AsyncIterator[Any]:
-    one: Any = MemoryStore() if kind == "memory" else make(folder)
-    if kind == "mongo":
-        url = mongo.shared(mongo.kinds()[0]).url()
-        one = mongo.make_store(folder, url, write_timeout=2.0, identifiers={"acme": ["email"]})
-    await one.open(create=True)
-    try:
-        yield one
-    finally:
-        await one.close()
-
-
-def on_each(test: Test) -> Callable[[str, Path], Awaitable[None]]:
-    """Make ``async def test_x(store, tmp_path)`` a test of each kind of store."""
-
-    @pytest.mark.parametrize("kind", ["memory", "sqlite", MONGO])
-    async def run(kind: str, tmp_path: Path) -> None:
-        async with opened(kind, tmp_path) as store:
-            await test(store, tmp_path)
-
-    run.__name__ = test.__name__
-    return run
 
 
 def counting(store: Any, reached: Callable[[], None], *, after: bool = False) -> None:

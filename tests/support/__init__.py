@@ -64,6 +64,7 @@ Webhook providers:
 
 Programs and files:
 
+- ``verifying``: stores that are verified, and a server whose store is
 - ``commands``: commands of ``engage`` in the process of the test
 - ``times``: clocks that a test sets; ``system_clock``: that of the machine
 - ``waiting``: waits until a condition is true; ``loop_time``: how long the event loop is held

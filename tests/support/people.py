@@ -3,15 +3,22 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from engage.api import EventFilter, Suppression
 from engage.config import Config, Erasures, StorageConfig, SubscriptionGroup, Workspace
+from engage.testing import MemoryStore
 from engage.testing.factories import TIME, all_pages, event, identify, letter
 from engage.testing.storage.erasures import change
 from engage.upkeep.audit import Actor, record_audit
 from engage.upkeep.export import KINDS, render
+from support import mongo
+from support.sqlite import make
 
 ACTOR = Actor(who="root", origin="a test")
 KEY = "0123456789abcdef" * 2
@@ -69,6 +76,36 @@ async def fill(store: Any) -> None:
     )
     about = {"workspace": "acme", "user": "ann", "anonymousId": "a1"}
     await record_audit(store, ACTOR, "anonymous-id-unlinked", about, now=TIME)
+
+
+MONGO = pytest.param("mongo", marks=[pytest.mark.mongo, pytest.mark.slow])
+
+Test = Callable[[Any, Path], Awaitable[None]]
+
+
+@contextlib.asynccontextmanager
+async def opened(kind: str, folder: Path) -> AsyncIterator[Any]:
+    one: Any = MemoryStore() if kind == "memory" else make(folder)
+    if kind == "mongo":
+        url = mongo.shared(mongo.kinds()[0]).url()
+        one = mongo.make_store(folder, url, write_timeout=2.0, identifiers={"acme": ["email"]})
+    await one.open(create=True)
+    try:
+        yield one
+    finally:
+        await one.close()
+
+
+def on_each(test: Test) -> Callable[[str, Path], Awaitable[None]]:
+    """Make ``async def test_x(store, tmp_path)`` a test of each kind of store."""
+
+    @pytest.mark.parametrize("kind", ["memory", "sqlite", MONGO])
+    async def run(kind: str, tmp_path: Path) -> None:
+        async with opened(kind, tmp_path) as store:
+            await test(store, tmp_path)
+
+    run.__name__ = test.__name__
+    return run
 
 
 def _bounce(address: str) -> Suppression:

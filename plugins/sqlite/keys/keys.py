@@ -174,6 +174,12 @@ class Keys:
                 found[key] = max(number, found.get(key, 0))
         return found
 
+    def unknown(self, keys: Collection[bytes]) -> list[bytes]:
+        """Return those keys that would be taken for those of new events."""
+        left = [key for key in keys if not any(key in one for one in self._newest_first())]
+        possible = {key for _, key in self.parts.that_may_contain(left)}
+        return [key for key in left if key not in possible]
+
     def _newest_first(self) -> Iterator[Mapping[bytes, int]]:
         yield self._live
         for frozen in reversed(self.merger.waiting):

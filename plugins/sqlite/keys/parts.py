@@ -52,14 +52,14 @@ VERSION: Final = importlib.metadata.version("rbloom")
 _FIRST_BITS: Final = struct.Struct(">q8x")
 
 #: The parts, without a look at each of their keys.
-_PARTS: Final = """WITH RECURSIVE parts (part) AS (
+PARTS: Final = """WITH RECURSIVE parts (part) AS (
     SELECT min(part) FROM event_keys
     UNION ALL SELECT (SELECT min(part) FROM event_keys WHERE part > parts.part)
     FROM parts WHERE part IS NOT NULL)"""
 
 #: Finds the numbers of the events that may be stored with a key, newest first.
 NUMBERS: Final = (
-    f"{_PARTS} SELECT k.seq FROM parts CROSS JOIN event_keys k "
+    f"{PARTS} SELECT k.seq FROM parts CROSS JOIN event_keys k "
     "ON k.part = parts.part AND k.key = ? ORDER BY k.seq DESC"
 )
 
@@ -115,7 +115,7 @@ class Parts:
         :raises sqlite3.Error: if the table cannot be read.
         """
         made = cls()
-        query = f"{_PARTS} SELECT part FROM parts WHERE part IS NOT NULL"
+        query = f"{PARTS} SELECT part FROM parts WHERE part IS NOT NULL"
         made._parts = [part for (part,) in db.execute(query)]
         if made._parts:
             oldest, newest = made._parts[0], made._parts[-1]

@@ -50,7 +50,7 @@ def keep(
         number = _NUMBERS[letter.budget]
         max_count, max_bytes = budget.of(letter.budget)
         errors, headers = orjson.dumps(list(letter.errors)), orjson.dumps(list(letter.headers))
-        size = sum(map(len, (letter.item, errors, headers, letter.envelope or b"")))
+        size = letter.size
         count, total = totals.get((letter.workspace_id, number), (0, 0))
         kept.append(count < max_count and total + size <= max_bytes)
         if not kept[-1]:

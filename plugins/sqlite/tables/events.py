@@ -29,7 +29,7 @@ _MAX_RETURNED: Final = 16 * 1024 * 1024
 
 #: The type of the row that an erased event leaves: it keeps the key, the workspace and the time of
 #: receipt, so it expires as the event would have.
-_ERASED: Final = "erased"
+ERASED_TYPE: Final = "erased"
 
 #: The outcome of every newly stored event: one object, because there are many of them.
 STORED: Final = Outcome(Status.STORED)
@@ -116,7 +116,7 @@ def existing(db: sqlite3.Connection, numbers: Mapping[bytes, int]) -> dict[bytes
         return {}
     join = "{keys} w CROSS JOIN events e ON e.seq = w.column2 AND e.key = w.column1"
     # Without the bodies, which may take many pages.
-    query = f"SELECT e.key, e.seq, e.type = '{_ERASED}' FROM {join}"
+    query = f"SELECT e.key, e.seq, e.type = '{ERASED_TYPE}' FROM {join}"
     bodies: dict[bytes, bytes | None] = {}
     found: dict[bytes, int] = {}
     for key, number, erased in look_up(db, query, list(numbers.items())):
@@ -151,8 +151,8 @@ def erase(db: sqlite3.Connection, numbers: Mapping[bytes, int]) -> int:
     """
     done = db.executemany(
         "UPDATE events SET origin = '', message_id = '', user_id = NULL, anonymous_id = NULL, "
-        f"name = NULL, timestamp = 0, body = x'', type = '{_ERASED}' "
-        f"WHERE seq = ? AND key = ? AND type <> '{_ERASED}'",
+        f"name = NULL, timestamp = 0, body = x'', type = '{ERASED_TYPE}' "
+        f"WHERE seq = ? AND key = ? AND type <> '{ERASED_TYPE}'",
         [(number, key) for key, number in numbers.items()],
     )
     return max(0, done.rowcount)
@@ -165,7 +165,7 @@ def find(db: sqlite3.Connection, key: bytes) -> Event | None:
         if found is not None:
             return found
     row = db.execute(
-        f"SELECT key, {_COLUMNS} FROM events WHERE key = ? AND type <> '{_ERASED}' AND "
+        f"SELECT key, {_COLUMNS} FROM events WHERE key = ? AND type <> '{ERASED_TYPE}' AND "
         "seq > (SELECT value FROM store WHERE name = 'merged') ORDER BY seq DESC LIMIT 1",
         (key,),
     ).fetchone()
@@ -175,7 +175,7 @@ def find(db: sqlite3.Connection, key: bytes) -> Event | None:
 def at(db: sqlite3.Connection, key: bytes, number: int) -> Event | None:
     """Return the event of a number, if it is there and has this key."""
     row = db.execute(
-        f"SELECT key, {_COLUMNS} FROM events WHERE seq = ? AND key = ? AND type <> '{_ERASED}'",
+        f"SELECT key, {_COLUMNS} FROM events WHERE seq = ? AND key = ? AND type <> '{ERASED_TYPE}'",
         (number, key),
     ).fetchone()
     return None if row is None else event_of(row)
@@ -214,7 +214,7 @@ def recent(
 
 def _conditions(wanted: EventFilter) -> tuple[str, list[Any]]:
     """Return the conditions of a filter, each with an ``AND`` before it, and their values."""
-    conditions, values = f" AND +type <> '{_ERASED}'", list[Any]()
+    conditions, values = f" AND +type <> '{ERASED_TYPE}'", list[Any]()
     for condition, value in (
         ("workspace = ?", wanted.workspace_id),
         ("received_at >= ?", wanted.since),

@@ -67,6 +67,7 @@ WRITE: Final[Operation[Any]] = _operation(
     "write", tuple[list[_Row]], tuple[list[tuple[str, str | None, bytes | None] | None] | None, int]
 )
 FIND: Final[Operation[Event | None]] = _operation("find", tuple[str, str, str], Event | None)
+UNKNOWN: Final[Operation[Sequence[bytes]]] = _operation("unknown", tuple[list[bytes]], list[bytes])
 EXPIRE: Final[Operation[int]] = _operation("expire", tuple[int, int, bool], int)
 DELETE_VISITORS: Final[Operation[int]] = _operation("delete_visitors", tuple[list[int], int], int)
 ERASE_EVENTS: Final[Operation[int]] = _operation("erase_events", tuple[list[bytes]], int)

@@ -11,7 +11,7 @@ import itertools
 import os
 import sqlite3
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
@@ -41,6 +41,8 @@ from engage.api import (
     RecordStore,
     Status,
     StorageUnavailable,
+    StoredLink,
+    StoreProblem,
     SubscriptionRecord,
     SubscriptionStore,
     Suppression,
@@ -445,6 +447,31 @@ ScansOneStep = returned(
 )
 
 
+#: Reports each link as one that counts.
+HidesDecisions = returned(
+    "scan_links", items=lambda page: [dataclasses.replace(one, counts=True) for one in page.items]
+)
+
+
+class LinksByName(SqliteStorage):
+    """Takes the name of a link for its place."""
+
+    async def scan_links(self, *, after: str | None, limit: int) -> Page[StoredLink]:
+        page = await super().scan_links(after=None, limit=10_000)
+        ordered = sorted(page.items, key=lambda one: one.anonymous_id)
+        found = [one for one in ordered if after is None or one.anonymous_id > after][:limit]
+        return Page(found, found[-1].anonymous_id if len(found) == limit else None)
+
+
+class Alarms(SqliteStorage):
+    """Finds a problem in a healthy store."""
+
+    async def problems(self) -> AsyncIterator[StoreProblem | int]:
+        async for one in super().problems():
+            yield one
+        yield StoreProblem(what="rows", message="none is in the store")
+
+
 class LosesWhatItCannotWrite(SqliteStorage):
     """Reports records and counters as written while it cannot write."""
 
@@ -611,6 +638,9 @@ FLAWS = [
     (ScansOneStep, "test_all_registers_are_read_for_a_copy"),
     (LosesWhatItCannotWrite, "test_every_method_raises_unavailable"),
     (WritesCountsLater, "test_every_method_raises_unavailable"),
+    (HidesDecisions, "test_a_link_has_an_operators_decision"),
+    (LinksByName, "test_all_links_are_scanned_once"),
+    (Alarms, "test_a_healthy_store_has_no_problems"),
 ]
 
 

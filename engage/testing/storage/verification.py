@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The promises of a :class:`~engage.api.VerifiableStore`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engage.api import API_ORIGIN, OPERATOR_ORIGIN, StoredLink, StoreProblem, VerifiableStore
+
+from ..factories import AWKWARD, TIME, WORKSPACE, all_pages, event, identify, letter, store_all
+from .harness import on_open
+from .visitors import decision
+
+
+def _by_name(link: StoredLink) -> tuple[str, str]:
+    return link.user_id, link.anonymous_id
+
+
+class VerificationTests:
+    """``problems``, ``scan_links``, ``unfinished``."""
+
+    @on_open(VerifiableStore)
+    async def test_a_healthy_store_has_no_problems(self, store: Any) -> None:
+        awkward = [
+            event(f"e{n}", user_id=text, anonymous_id=f"{text}{n}", at=n)
+            for n, text in enumerate(AWKWARD)
+        ]
+        people = [
+            identify(f"i{n}", text, traits={"email": f"{n}@b.c", text: 1}, groupId="g")
+            for n, text in enumerate(AWKWARD)
+        ]
+        visitors = [
+            event(f"v{n}", type="identify", anonymous_id=text, traits={"phone": "+1"})
+            for n, text in enumerate(AWKWARD)
+        ]
+        groups = [event("g", type="group", user_id="u", groupId="g", traits={"a": 1})]
+        await store_all(store, *awkward, *people, *visitors, *groups)
+        if hasattr(store, "keep"):
+            await store.keep([letter("a"), letter("b", origin="twilio", headers=[("x", "y")])])
+        found = [one async for one in store.problems()]
+        assert [one for one in found if isinstance(one, StoreProblem)] == []
+        assert sum(one for one in found if isinstance(one, int)) >= len(awkward) + len(people)
+        assert {workspace for workspace, _ in await store.unfinished()} <= {WORKSPACE}
+
+    @on_open(VerifiableStore)
+    async def test_an_empty_store_has_no_problems(self, store: Any) -> None:
+        assert [one async for one in store.problems() if isinstance(one, StoreProblem)] == []
+        assert await all_pages(store.scan_links) == []
+        assert not await store.unfinished()
+
+    @on_open(VerifiableStore)
+    async def test_a_link_has_its_first_event(self, store: Any) -> None:
+        await store_all(
+            store,
+            event("b", user_id="u", anonymous_id="a", at=5),
+            event("c", user_id="u", anonymous_id="a", at=3),
+            event("a", user_id="u", anonymous_id="a", at=3, origin="twilio"),
+            event("d", user_id="w", anonymous_id="a", at=9, workspace="other"),
+        )
+        wanted = [
+            (WORKSPACE, "u", (TIME + 3, "a", "twilio")),
+            ("other", "w", (TIME + 9, "d", API_ORIGIN)),
+        ]
+        assert sorted(await all_pages(store.scan_links), key=_by_name) == [
+            StoredLink(
+                workspace_id=workspace, user_id=user, anonymous_id="a", first=first, counts=True
+            )
+            for workspace, user, first in wanted
+        ]
+
+    @on_open(VerifiableStore)
+    async def test_a_link_has_an_operators_decision(self, store: Any) -> None:
+        await store_all(
+            store,
+            event("a", user_id="u", anonymous_id="x", at=1),
+            decision("b", "u", "x", linked=False, at=2),
+            decision("c", "u", "y", linked=False, at=3),
+            decision("d", "u", "z", linked=True, at=4),
+        )
+        found = {one.anonymous_id: one for one in await all_pages(store.scan_links)}
+        assert {name: one.counts for name, one in found.items()} == {
+            "x": False,
+            "y": False,
+            "z": True,
+        }
+        assert found["x"].first == (TIME + 1, "a", "api")
+        assert found["y"].first is None
+        assert found["z"].first == (TIME + 4, "d", OPERATOR_ORIGIN)
+
+    @on_open(VerifiableStore)
+    async def test_all_links_are_scanned_once(self, store: Any) -> None:
+        pairs = [(user, f"{text}-") for user in ("u", "w") for text in AWKWARD]
+        events = [
+            event(f"m{n}", user_id=user, anonymous_id=name, at=n)
+            for n, (user, name) in enumerate(pairs)
+        ]
+        await store_all(store, *events)
+        for limit in (1, 7, 1000):
+            found = await all_pages(store.scan_links, limit=limit)
+            assert sorted(map(_by_name, found)) == sorted(pairs)

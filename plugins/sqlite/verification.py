@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looks for damage in the file that only this storage can see.
+
+Everything is read in steps, and each step sees one state of the store: writes continue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import sys
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
+
+import orjson
+
+from engage.api import StorageUnavailable, StoredLink, StoreProblem, identifier_value
+
+from .connection import Settings, key_of
+from .keys import parts
+from .reader import Reader
+from .schema import GROUP, VISITOR
+from .tables.events import ERASED_TYPE
+from .writer import operations
+from .writer.writer import Writer
+
+#: Rows of one step.
+_STEP: Final = 5000
+
+#: Table → the columns that lead to a profile.
+_OF_PROFILES: Final = ("traits", "memberships", "links", "identifiers", "claims")
+
+#: What a step found: problems, how many rows it looked at, and where the next one begins.
+_Step = tuple[list[StoreProblem], int, int | None]
+
+
+def _problem(what: str, message: str, **fields: Any) -> StoreProblem:
+    return StoreProblem(what=what, message=message, **fields)
+
+
+async def problems(settings: Settings, writer: Writer) -> AsyncIterator[StoreProblem | int]:
+    """Yield what is wrong with the file."""
+    reader = Reader(settings)
+    try:
+        tables = await asyncio.to_thread(reader.call, _tables)
+        for step in (*(_integrity(table) for table in tables), _profiles, _history, _totals):
+            after: int | None = 0
+            while after is not None:
+                found, count, after = await asyncio.to_thread(reader.call, step, after)
+                yield count
+                for problem in found:
+                    yield problem
+        after, with_filters = 0, True
+        while after is not None:
+            keys, found, after = await asyncio.to_thread(reader.call, _events, after)
+            yield len(keys)
+            if with_filters:
+                try:
+                    # Only the process that writes has the filters.
+                    for key in await writer.call(operations.UNKNOWN, keys):
+                        message = f"the key {key.hex()} of an event is not in them"
+                        found.append(_problem("filters", message))
+                except StorageUnavailable as error:
+                    with_filters = False
+                    yield _problem("filters", str(error), doubt="unknown")
+            for problem in found:
+                yield problem
+    finally:
+        await asyncio.to_thread(reader.drop)
+
+
+# -------------------------------------------------------------------------------------------- file
+def _tables(db: sqlite3.Connection) -> list[str]:
+    rows = db.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")
+    return [name for (name,) in rows if not name.startswith("sqlite_")]
+
+
+def _integrity(table: str) -> Callable[[sqlite3.Connection, int], _Step]:
+    """Return SQLite's own check of a table and its indexes."""
+
+    def check(db: sqlite3.Connection, _: int) -> _Step:
+        rows = db.execute(f"PRAGMA integrity_check('{table}')")
+        return [_problem("file", f"{table}: {row}") for (row,) in rows if row != "ok"], 1, None
+
+    return check
+
+
+# ------------------------------------------------------------------------------------------ events
+def _events(
+    db: sqlite3.Connection, after: int
+) -> tuple[list[bytes], list[StoreProblem], int | None]:
+    """Look at the numbers and the keys of some events; also return the keys."""
+    found: list[StoreProblem] = []
+    (merged,) = db.execute("SELECT value FROM store WHERE name = 'merged'").fetchone()
+    numbers = Parts(db)
+    rows = db.execute(
+        "SELECT e.seq, e.key, e.workspace, e.origin, e.message_id, (SELECT k.seq FROM event_keys k "
+        "WHERE k.part = ?2 AND k.key = e.key), e.type = ?5, length(e.body) = 0 AND "
+        "ifnull(e.user_id, e.anonymous_id) IS NULL FROM events e WHERE e.seq > ?1 AND e.seq < ?3 "
+        "ORDER BY e.seq LIMIT ?4",
+        (after, *numbers.at(after + 1), _STEP, ERASED_TYPE),
+    ).fetchall()
+    last = after
+    for seq, key, workspace, origin, message_id, known, is_erased, is_empty in rows:
+        if last and seq != last + 1:
+            message = f"{last + 1} to {seq - 1} are missing"
+            found.append(_problem("numbers of events", message, doubt="expired"))
+        last = seq
+        whose = f"the event {seq} ({workspace}: {origin} {message_id!r})"
+        if is_erased and (message_id or not is_empty):
+            found.append(_problem("events", f"{whose} is erased, but not all of it"))
+        elif not is_erased and key != key_of(workspace, origin, message_id):
+            found.append(_problem("keys", f"{whose} has the key of another event"))
+        elif known != seq and seq <= merged:
+            others = [number for (number,) in db.execute(parts.NUMBERS, (key,))]
+            if seq not in others:
+                what = f"the key of {whose} "
+                what += f"leads to the event {others[0]}" if others else "is missing"
+                found.append(_problem("keys", what))
+    if len(rows) == _STEP:
+        return [row[1] for row in rows], found, last
+    end = numbers.at(after + 1)[1]
+    more = db.execute("SELECT 1 FROM events WHERE seq >= ?", (end,)).fetchone()
+    if more is None:
+        (greatest,) = db.execute(
+            "SELECT ifnull(max(seq), 0) FROM sqlite_sequence WHERE name = 'events'"
+        ).fetchone()
+        if last > greatest:
+            found.append(_problem("numbers of events", f"{last} could be given again"))
+    return [row[1] for row in rows], found, None if more is None else max(last, end - 1)
+
+
+class Parts:
+    """The parts of the table of keys in one state of the store."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        query = f"{parts.PARTS} SELECT part FROM parts WHERE part IS NOT NULL"
+        self._numbers = [number for (number,) in db.execute(query)]
+
+    def at(self, seq: int) -> tuple[int | None, int]:
+        """Return the part of the key of an event, and the number with which the next begins."""
+        part = max((one for one in self._numbers if one <= seq), default=None)
+        return part, min((one for one in self._numbers if one > seq), default=sys.maxsize)
+
+
+# ---------------------------------------------------------------------------------------- profiles
+def _profiles(db: sqlite3.Connection, after: int) -> _Step:
+    """Look at the counters and the identifiers of some profiles, and at rows without one."""
+    found: list[StoreProblem] = []
+    rows = db.execute(
+        "SELECT p.id, p.workspace, p.name, p.traits = (SELECT count(*) FROM traits t "
+        "WHERE t.profile = p.id AND t.size > 0) AND p.trait_bytes = (SELECT ifnull(sum(t.size), 0) "
+        "FROM traits t WHERE t.profile = p.id) AND p.links = (SELECT count(*) FROM links l "
+        "WHERE l.profile = p.id AND l.received_at IS NOT NULL) AND p.memberships = "
+        "(SELECT count(*) FROM memberships m WHERE m.profile = p.id) "
+        "FROM profiles p WHERE p.id > ? ORDER BY p.id LIMIT ?",
+        (after, _STEP),
+    ).fetchall()
+    last = rows[-1][0] if len(rows) == _STEP else sys.maxsize
+    for _, workspace, name, is_right in rows:
+        if not is_right:
+            found.append(_problem("counters of profiles", f"{workspace}: those of {name!r}"))
+    for table in _OF_PROFILES:
+        lost = db.execute(
+            f"SELECT DISTINCT profile FROM {table} t WHERE profile > ? AND profile <= ? "
+            "AND NOT EXISTS (SELECT 1 FROM profiles p WHERE p.id = t.profile)",
+            (after, last),
+        )
+        for (number,) in lost:
+            found.append(_problem(table, f"the profile {number} is missing"))
+    values = db.execute(
+        "SELECT p.workspace, p.name, d.trait, t.value, i.value, p.kind, i.kind, i.workspace "
+        "FROM profiles p CROSS JOIN indexed d ON d.workspace = p.workspace "
+        "LEFT JOIN traits t ON t.profile = p.id AND t.trait = d.trait "
+        "LEFT JOIN identifiers i ON i.profile = p.id AND i.trait = d.trait "
+        "WHERE p.id > ? AND p.id <= ? AND p.kind <> ? AND (t.value NOT NULL OR i.value NOT NULL)",
+        (after, last, GROUP),
+    )
+    for workspace, name, trait, encoded, value, *places in values:
+        wanted = None if encoded is None else identifier_value(trait, orjson.loads(encoded))
+        kind, its_kind, its_workspace = places
+        if wanted != value or (
+            value is not None and (its_kind, its_workspace) != (kind, workspace)
+        ):
+            message = f"{workspace}: {name!r} is not found by its {trait!r}"
+            found.append(_problem("identifiers", message))
+    return found, len(rows), last if len(rows) == _STEP else None
+
+
+def _totals(db: sqlite3.Connection, _: int) -> _Step:
+    """Look at the number of visitors, and the keys of dead letters."""
+    query = f"SELECT workspace, count(*) FROM profiles WHERE kind = {VISITOR} GROUP BY workspace"
+    counted = dict(db.execute(query).fetchall())
+    kept = {name: count for name, count in db.execute("SELECT * FROM visitor_totals") if count}
+    found = [
+        _problem("visitor_totals", f"{name}: {kept.get(name, 0)}, not {counted.get(name, 0)}")
+        for name in sorted(kept.keys() | counted.keys())
+        if kept.get(name) != counted.get(name)
+    ]
+    for key, workspace, name in db.execute("SELECT key, workspace, id FROM letters"):
+        if key != key_of(workspace, name):
+            found.append(_problem("letters", f"{workspace}: {name} has the key of another one"))
+    return found, len(counted), None
+
+
+def _history(db: sqlite3.Connection, after: int) -> _Step:
+    """Look whether the changes of some records are remembered."""
+    rows = db.execute(
+        "SELECT seq, workspace, change_id FROM history WHERE seq > ? ORDER BY seq LIMIT ?",
+        (after, _STEP),
+    ).fetchall()
+    found = [
+        _problem("changes", f"{workspace}: {change!r} would be applied again")
+        for _, workspace, change in rows
+        if not _is_remembered(db, key_of(workspace, change))
+    ]
+    return found, len(rows), rows[-1][0] if len(rows) == _STEP else None
+
+
+def _is_remembered(db: sqlite3.Connection, key: bytes) -> bool:
+    return db.execute("SELECT 1 FROM changes WHERE key = ?", (key,)).fetchone() is not None
+
+
+# ------------------------------------------------------------------------------------------- links
+def scan_links(
+    db: sqlite3.Connection, after: tuple[int, str] | None, limit: int
+) -> tuple[list[StoredLink], tuple[int, str] | None]:
+    """Return a page of links, and its cursor."""
+    rows = db.execute(
+        "SELECT l.profile, l.anonymous_id, p.workspace, p.name, l.received_at, l.message_id, "
+        "l.origin, l.undone FROM links l CROSS JOIN profiles p ON p.id = l.profile "
+        "WHERE (l.profile, l.anonymous_id) > (?, ?) ORDER BY l.profile, l.anonymous_id LIMIT ?",
+        (*(after or (0, "")), limit),
+    ).fetchall()
+    links = [
+        StoredLink(
+            workspace_id=workspace,
+            user_id=user,
+            anonymous_id=anonymous_id,
+            first=None if first[0] is None else tuple(first),
+            counts=not undone,
+        )
+        for _, anonymous_id, workspace, user, *first, undone in rows
+    ]
+    return links, rows[-1][:2] if len(rows) == limit else None

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``engage verify``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engage.upkeep.verify import Report
+from support.commands import run
+from support.server_process import start_server
+from support.sqlite import config_file, open_store
+from support.verifying import damage, full, verify_while_used
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A config with a store that has two users."""
+    path = config_file(tmp_path)
+
+    async def fill() -> None:
+        async with open_store(path) as store:
+            await store.write(
+                [
+                    full("i", type="identify", user_id="ann", traits={"plan": "pro"}),
+                    full("j", type="identify", user_id="bob\x1b[1m", traits={"plan": "pro"}),
+                ]
+            )
+
+    asyncio.run(fill())
+    return path
+
+
+def test_a_healthy_store_is_proven(config: Path) -> None:
+    done = run("verify", "--config", config)
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "events\tchecked=2\tdifferent=0\tunprovable=0\n" in done.stdout
+    assert "users\tchecked=2\tdifferent=0\tunprovable=0\n" in done.stdout
+
+
+def test_differences_are_named_and_the_status_is_1(config: Path) -> None:
+    damage(config.parent / "engage.db", ["UPDATE traits SET value = '\"free\"'"])
+    done = run("verify", "--config", config)
+    assert done.exit_code == 1
+    assert "users\tchecked=2\tdifferent=2\tunprovable=0\n" in done.stdout
+    lines = sorted(done.stderr.splitlines())
+    assert lines[0] == (
+        "engage: different: users: acme: 'ann': the trait 'plan' differs from the events"
+    )
+    assert "\x1b" not in done.stderr
+
+
+def test_the_result_can_be_json(config: Path) -> None:
+    damage(config.parent / "engage.db", ["DELETE FROM traits"])
+    done = run("verify", "--config", config, "--json")
+    result: dict[str, Any] = json.loads(done.stdout)
+    assert (done.exit_code, done.stderr) == (1, "")
+    assert result["checked"]["events"] == 2
+    assert result["different"]["users"] == 2
+    assert len(result["differences"]) == 4
+    assert result["differences"][0].keys() == {"what", "message"}
+    assert (result["unprovable"], result["failures"]) == ([], [])
+
+
+def test_more_than_ten_differences_are_counted(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def verified(*_: Any, **__: Any) -> Report:
+        report = Report()
+        for number in range(12):
+            report.differs("users", f"n{number}")
+        report.judge("users", "x", "at a limit")
+        return report
+
+    monkeypatch.setattr(sys.modules["engage.cli.verify"], "verified", verified)
+    done = run("verify", "--config", config)
+    assert "engage: and 2 more\n" in done.stderr
+    assert "engage: unprovable: users: 1: at a limit\n" in done.stderr
+
+
+def test_what_cannot_be_looked_at_is_status_2(tmp_path: Path, config: Path) -> None:
+    done = run("verify", "--config", tmp_path / "none.toml")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith("engage: ")
+    (tmp_path / "engage.db").unlink()
+    done = run("verify", "--config", config)
+    assert done.exit_code == 2
+    assert "there is no store" in done.stderr
+    assert not (tmp_path / "engage.db").exists()
+
+
+def test_a_store_that_fails_meanwhile_is_status_2(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def verified(*_: Any, **__: Any) -> Report:
+        return Report(failures=["the disk is gone"])
+
+    monkeypatch.setattr(sys.modules["engage.cli.verify"], "verified", verified)
+    done = run("verify", "--config", config)
+    assert done.exit_code == 2
+    assert done.stderr == "engage: could not be looked at: the disk is gone\n"
+
+
+async def test_a_server_in_use_has_no_differences(tmp_path: Path) -> None:
+    retention = "[retention]\nevents_days = 1\n"
+    with start_server(tmp_path, config_extra=retention) as server:
+        first, second = await verify_while_used(server)
+    assert second["checked"]["events"] > first["checked"]["events"] / 2
+    assert first["checked"]["users"] >= 12

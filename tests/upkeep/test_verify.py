@@ -1,0 +1,418 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verifying a store of any kind: what is different, what is unprovable, and a store in use."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engage import testing
+from engage.api import (
+    DAY_MS,
+    Kind,
+    ProfileLimits,
+    StorageContext,
+    StorageUnavailable,
+    StoreProblem,
+    SubscriptionChange,
+)
+from engage.testing.factories import IDENTIFIERS, TIME
+from engage.upkeep.verify import Report
+from support import memory_store
+from support.verifying import fill, full, healthy, random_events, small, verified
+
+DAY = DAY_MS
+
+
+def made(**limits: int) -> Any:
+    """Return a store in memory with some limits."""
+    context = StorageContext(
+        base_dir=Path(), identifiers=IDENTIFIERS, profile_limits=ProfileLimits(**limits)
+    )
+    return testing.MemoryStore(None, context)
+
+
+def reasons(report: Report) -> set[tuple[str, str]]:
+    """Return what is unprovable, and why."""
+    return {key for key, count in report.unprovable.items() if count}
+
+
+# ------------------------------------------------------------------------------------------ healthy
+@pytest.mark.parametrize("seed", range(30))
+async def test_a_healthy_store_has_no_differences(seed: int) -> None:
+    store = made()
+    await fill(store, seed=seed)
+    report = await verified(store)
+    healthy(report)
+    assert report.checked["events"] == 400
+    assert report.checked["links"] > 50
+    assert reasons(report) <= {("users", "users with subscription changes")}
+
+
+async def test_a_storage_without_any_other_interface_is_verified() -> None:
+    store = memory_store.MemoryEvents()
+    await store.write([full("a", user_id="u"), full("b", anonymous_id="v")])
+    report = await verified(store)
+    healthy(report)
+    assert report.checked["events"] == 2
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_a_storage_that_does_not_show_its_links_is_verified(seed: int) -> None:
+    store = memory_store.MemoryStore()
+    await fill(store, seed=seed)
+    report = await verified(store)
+    healthy(report)
+    assert (report.checked["links"], report.checked["users"] > 0) == (0, True)
+
+
+# ------------------------------------------------------------------------------------------- damage
+def of(store: Any, kind: Kind, name: str) -> Any:
+    return store.stored.profiles["acme", kind, name]
+
+
+def register(registers: dict[str, Any], name: str, value: Any) -> None:
+    registers[name] = (registers[name][0], value)
+
+
+def flip(store: Any) -> None:
+    for key, choice in store.stored.choices.items():
+        store.stored.choices[key] = dataclasses.replace(choice, subscribed=not choice.subscribed)
+
+
+def cut(store: Any) -> None:
+    key = ("acme", "l3")
+    store.stored.letters[key] = dataclasses.replace(store.stored.letters[key], truncated=True)
+
+
+def lead(store: Any) -> None:
+    store.stored.events["acme", "api", "other"] = store.stored.events["acme", "api", "seen"]
+
+
+def replace(store: Any, **fields: Any) -> None:
+    key = ("acme", "api", "seen")
+    store.stored.events[key] = dataclasses.replace(store.stored.events[key], **fields)
+
+
+DAMAGE: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "an event that set a trait is lost": (
+        "users",
+        lambda store: store.stored.events.pop(("acme", "api", "i")),
+    ),
+    "an event is not JSON": ("events", lambda store: replace(store, body=b"{")),
+    "an event is not valid": (
+        "events",
+        lambda store: replace(
+            store, body=full("seen", user_id="ann", at=900_000, event="").body, name=""
+        ),
+    ),
+    "an event has another user": ("events", lambda store: replace(store, user_id="bob")),
+    "an event has another time": ("events", lambda store: replace(store, received_at=5)),
+    "an event is stored twice": ("events", lead),
+    "a key leads to another event": ("keys", lead),
+    "a trait is changed": (
+        "users",
+        lambda store: register(of(store, Kind.USER, "ann").traits, "plan", "free"),
+    ),
+    "true instead of 1": (
+        "visitors",
+        lambda store: register(of(store, Kind.VISITOR, "a-1").traits, "n", True),
+    ),
+    "a trait is lost": ("users", lambda store: of(store, Kind.USER, "ann").traits.pop("plan")),
+    "a trait of no event": (
+        "users",
+        lambda store: of(store, Kind.USER, "ann").traits.update(x=((5, "m", "api"), 1)),
+    ),
+    "a membership is lost": ("users", lambda store: of(store, Kind.USER, "ann").groups.clear()),
+    "a membership has ended": (
+        "users",
+        lambda store: register(of(store, Kind.USER, "ann").groups, "crew", False),
+    ),
+    "a user is lost": (
+        "users",
+        lambda store: store.stored.profiles.pop(("acme", Kind.USER, "ann")),
+    ),
+    "a user of no event": (
+        "users",
+        lambda store: setattr(store.stored.profile("acme", Kind.USER, "eve"), "times", (1, 1)),
+    ),
+    "a user was created later": (
+        "users",
+        lambda store: setattr(of(store, Kind.USER, "ann"), "times", (TIME + 1, TIME + 900_000)),
+    ),
+    "a visitor is lost": (
+        "visitors",
+        lambda store: store.stored.profiles.pop(("acme", Kind.VISITOR, "a-1")),
+    ),
+    "a group's trait is changed": (
+        "groups",
+        lambda store: register(of(store, Kind.GROUP, "crew").traits, "size", 9),
+    ),
+    "a link is lost": ("links", lambda store: of(store, Kind.USER, "ann").links.clear()),
+    "a link has another version": (
+        "links",
+        lambda store: of(store, Kind.USER, "ann").links.update({"a-1": (5, "m", "api")}),
+    ),
+    "a link of no event": (
+        "links",
+        lambda store: of(store, Kind.USER, "ann").links.update({"a-9": (5, "m", "api")}),
+    ),
+    "a link does not count": (
+        "links",
+        lambda store: of(store, Kind.USER, "ann").decisions.update(
+            {"a-1": ((5, "m", "operator"), False)}
+        ),
+    ),
+    "a size of no trait": (
+        "sizes",
+        lambda store: of(store, Kind.USER, "ann").sizes.update({"gone": 1}),
+    ),
+    "the letter of a conflict is lost": (
+        "conflicts",
+        lambda store: store.stored.letters.pop(("acme", "l3")),
+    ),
+    "the letter of a conflict is cut": ("conflicts", cut),
+    "the event of a conflict is lost": (
+        "conflicts",
+        lambda store: [
+            store.stored.events.pop(key) for key in list(store.stored.events) if "m00003" in key
+        ],
+    ),
+    "a choice is reversed": ("choices", flip),
+    "a choice is lost": ("choices", lambda store: store.stored.choices.clear()),
+    "a record is lost": ("choices", lambda store: store.stored.history.clear()),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+async def test_damage_is_found(name: str) -> None:
+    store = made()
+    await small(store)
+    healthy(await verified(store))
+    what, damage = DAMAGE[name]
+    damage(store)
+    report = await verified(store)
+    assert what in report.different, (report.different, report.differences)
+
+
+async def test_ten_differences_are_kept_and_all_are_counted() -> None:
+    store = made()
+    await store.write([full(f"i{n}", type="identify", user_id=f"u{n}") for n in range(30)])
+    store.stored.profiles.clear()
+    report = await verified(store)
+    assert (report.different["users"], len(report.differences)) == (30, 10)
+
+
+# --------------------------------------------------------------------------------------- unprovable
+async def test_users_at_a_limit_are_unprovable() -> None:
+    store = made(traits=2, memberships=1, links=1)
+    for n, name in enumerate("abc"):
+        await store.write([full(f"t{n}", type="identify", user_id="u", traits={name: n}, at=n)])
+        await store.write([full(f"g{n}", type="group", user_id="g", groupId=name, at=n)])
+        await store.write([full(f"l{n}", user_id="l", anonymous_id=name, at=n)])
+    report = await verified(store)
+    healthy(report)
+    assert reasons(report) == {("users", "at a limit"), ("links", "at a limit")}
+
+
+async def test_a_workspace_without_room_for_visitors_is_unprovable() -> None:
+    store = made(visitors=2)
+    events = [full(f"v{n}", type="identify", anonymous_id=f"v{n}", at=n) for n in range(4)]
+    await store.write(events)
+    report = await verified(store)
+    healthy(report)
+    assert report.unprovable == {("visitors", "at a limit"): 2}
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_what_expired_events_made_is_unprovable(seed: int) -> None:
+    store = made()
+    await fill(store, seed=seed, changes=0)
+    await store.expire(TIME + 1500, limit=10_000)
+    store.stored.letters.clear()
+    store.stored.counts.clear()
+    days = (time.time_ns() // 1_000_000 - TIME) // DAY + 1
+    context = dataclasses.replace(store.context, events_days=days)
+    report = await verified(store, context=context)
+    healthy(report)
+    assert "made by events that expired" in {why for _, why in reasons(report)}
+    # Without retention, the same store has lost events.
+    assert (await verified(store)).different
+
+
+async def test_what_no_expired_event_can_have_made_is_different() -> None:
+    store = made()
+    await store.write(
+        [
+            full("old", type="identify", user_id="u", traits={"a": 1}),
+            full("new", type="identify", user_id="u", traits={"b": 1}, at=5000),
+        ]
+    )
+    await store.expire(TIME + 1, limit=10)
+    days = (time.time_ns() // 1_000_000 - TIME) // DAY + 1
+    context = dataclasses.replace(store.context, events_days=days)
+    report = await verified(store, context=context)
+    healthy(report)
+    assert report.unprovable == {("users", "made by events that expired"): 1}
+    of(store, Kind.USER, "u").traits["b"] = ((TIME + 6000, "m", "api"), 2)
+    report = await verified(store, context=context)
+    assert report.different == {"users": 1}
+
+
+async def test_visitors_that_may_have_expired_are_unprovable() -> None:
+    store = made()
+    await store.write([full("v", type="identify", anonymous_id="v", traits={"n": 1})])
+    assert await store.expire_visitors(TIME + 1, limit=10) == 1
+    await store.write([full("w", type="identify", anonymous_id="v", traits={"m": 1}, at=5)])
+    report = await verified(store, visitors_days=1)
+    healthy(report)
+    assert report.unprovable == {("visitors", "visitors that may have expired before"): 1}
+    assert (await verified(store)).different == {"visitors": 1}
+
+
+async def test_users_made_by_choices_are_unprovable() -> None:
+    store = made()
+    change = SubscriptionChange(
+        id="c", workspace_id="acme", user_id="u", choices={"news": True}, at=TIME, how="api"
+    )
+    await store.apply(change)
+    report = await verified(store)
+    healthy(report)
+    assert report.unprovable == {("users", "users with subscription changes"): 1}
+
+
+class Unfinished(testing.MemoryStore):
+    """A store that a crash left without the changes of an event."""
+
+    async def unfinished(self) -> Any:
+        return [("acme", "ann")]
+
+    async def problems(self) -> Any:
+        yield 3
+        yield StoreProblem(what="rows", message="x", doubt="unfinished")
+        yield StoreProblem(what="rows", message="y", doubt="expired")
+
+
+async def test_what_a_crash_cut_off_is_unprovable() -> None:
+    store = Unfinished()
+    await small(store)
+    del store.stored.profiles["acme", Kind.USER, "ann"]
+    report = await verified(store)
+    assert report.different == {"rows": 1}
+    assert {what for what, why in reasons(report) if "crash" in why} >= {"rows", "users"}
+    assert report.checked["storage"] == 3
+    expiring = dataclasses.replace(store.context, events_days=1)
+    report = await verified(store, context=expiring)
+    assert report.unprovable["rows", "events that expired"] == 1
+
+
+# ------------------------------------------------------------------------------------------- in use
+class Failing(testing.MemoryStore):
+    """A store that cannot read its users."""
+
+    async def scan_users(self, *_: Any, **__: Any) -> Any:
+        raise StorageUnavailable("the users cannot be read")
+
+
+async def test_a_store_that_fails_is_looked_at_as_far_as_possible(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("engage.upkeep.export.PAUSE", 0)
+    store = Failing()
+    await fill(store)
+    report = await verified(store)
+    assert report.failures == ["the users cannot be read"]
+    assert report.checked["dead letters"] == 3
+
+
+def now() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Busy(testing.MemoryStore):
+    """A store to which events are written between any two pages, and in which events expire."""
+
+    random = random.Random(5)
+    number = 0
+
+    async def _work(self) -> None:
+        events = []
+        for one in random_events(self.random, 12, users=6):
+            Busy.number += 1
+            fields = one.document()
+            for name in ("type", "userId", "anonymousId", "messageId", "workspaceId"):
+                fields.pop(name, None)
+            del fields["receivedAt"], fields["timestamp"]
+            at = now() - TIME
+            early = self.random.choice((0, 5, 100_000_000))
+            again = full(
+                f"live{Busy.number}",
+                type=one.type,
+                user_id=one.user_id,
+                anonymous_id=one.anonymous_id,
+                origin=one.origin,
+                at=at - early,
+                received=at,
+                **fields,
+            )
+            again.name = one.name
+            events.append(again)
+        await self.write(events)
+        await self.apply(
+            SubscriptionChange(
+                id=f"live{Busy.number}",
+                workspace_id="acme",
+                user_id=self.random.choice(("u1", "a1", f"n{Busy.number}")),
+                choices={"news": self.random.choice((True, False))},
+                at=now(),
+                how="api",
+            )
+        )
+        if self.context.events_days is not None:
+            await super().expire(now() - DAY, limit=3)
+
+
+def between_pages(name: str) -> Any:
+    async def read(self: Busy, *arguments: Any, **options: Any) -> Any:
+        await self._work()
+        found = await getattr(testing.MemoryStore, name)(self, *arguments, **options)
+        await self._work()
+        return found
+
+    return read
+
+
+for _name in ("scan", "scan_users", "scan_visitors", "scan_groups", "scan_links", "history"):
+    setattr(Busy, _name, between_pages(_name))
+
+
+@pytest.mark.parametrize("days", [None, 1])
+@pytest.mark.parametrize("seed", range(12))
+async def test_a_store_in_use_has_no_differences(
+    seed: int, days: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each read of a page finds events that the reads before did not."""
+    monkeypatch.setattr("engage.upkeep.verify.run._STEP", 40)
+    monkeypatch.setattr("engage.upkeep.export.PAGE", 40)
+    context = StorageContext(base_dir=Path(), identifiers=IDENTIFIERS, events_days=days)
+    store = Busy(None, context)
+    Busy.random = random.Random(seed)
+    await fill(store, seed=seed, count=150)
+    report = await verified(store)
+    assert [one for one in report.differences if one[0] != "conflicts"] == []
+
+
+async def test_damage_is_found_in_a_store_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engage.upkeep.verify.run._STEP", 40)
+    store = Busy(None, StorageContext(base_dir=Path(), identifiers=IDENTIFIERS))
+    await small(store)
+    of(store, Kind.USER, "ann").traits.pop("plan")
+    register(of(store, Kind.GROUP, "crew").traits, "size", 9)
+    report = await verified(store)
+    assert report.different == {"users": 1, "groups": 1, "sizes": 1}
