@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import hashlib
 import os
 import shutil
 import sqlite3
@@ -64,6 +65,8 @@ _MAGIC: Final = b"SQLite format 3\0"
 #: Where the versions of the format are, and those of a database that has no log beside it.
 _FORMAT: Final = 18
 _ALONE: Final = (1, 1)
+#: The length of the SHA-256 of the pages, which follows them: SQLite has no checksums.
+_DIGEST_BYTES: Final = 32
 
 
 # --------------------------------------------------------------------------------------- backup
@@ -89,6 +92,8 @@ def back_up(
             with contextlib.closing(_connect(path)) as db:
                 _mark(db, made_at, events, without)
                 _examine(db, target, events)
+            file.seek(0)
+            file.write(hashlib.file_digest(file, "sha256").digest())
             sync(file.fileno())
             _refuse(settings, target)
             _publish(path, target)
@@ -108,8 +113,8 @@ def _refuse(settings: Settings, target: Path) -> None:
         problem = "a folder; give the name of a new file in it"
     elif os.path.lexists(target):
         problem = "there is a file already, and it is not replaced"
-    elif os.path.realpath(target).startswith(f"{settings.path}-"):
-        problem = "the store has files with such names; choose another one"
+    elif os.path.realpath(target).startswith(f"{settings.path}-") or UNFINISHED in target.name:
+        problem = "engage has files with such names, and deletes them; choose another one"
     else:
         problem = missing_folder(str(target))
     if problem:
@@ -205,10 +210,10 @@ def read(source: Path) -> Backup:
             size = file.seek(0, os.SEEK_END)
         if header.magic != _MAGIC:
             raise StorageIncompatible(f"{source}: not a backup of a SQLite store")
-        if size != header.pages * header.page_bytes:
+        expected = header.pages * header.page_bytes + _DIGEST_BYTES
+        if size not in (expected, expected - _DIGEST_BYTES):  # The latter is another database.
             raise StorageIncompatible(
-                f"{source}: truncated or damaged: {size} bytes instead of "
-                f"{header.pages * header.page_bytes}"
+                f"{source}: truncated or damaged: {size} bytes instead of {expected}"
             )
         uri = source.absolute().as_uri() + "?mode=ro&immutable=1"
         with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
@@ -240,11 +245,15 @@ def restoring(settings: Settings, source: Path, on_bytes: OnBytes) -> Iterator[t
         with _unfinished(store) as (path, file):
             _require_room(path, backup.size + settings.min_free_bytes)
             with open(source, "rb") as reading, open(path, "wb") as writing:
-                while part := reading.read(_STEP_BYTES):
+                left, digest = backup.size - _DIGEST_BYTES, hashlib.sha256()
+                while part := reading.read(min(left, _STEP_BYTES)):
+                    digest.update(part)
                     writing.write(part)
-                    on_bytes(writing.tell(), backup.size)
+                    left -= len(part)
+                    on_bytes(backup.size - left, backup.size)
+                if reading.read() != digest.digest():
+                    raise StorageIncompatible(f"{source}: damaged: its SHA-256 is another one")
             with contextlib.closing(_connect(path)) as db:
-                _examine(db, source, backup.events)
                 db.execute("DELETE FROM store WHERE name IN (?, ?)", (_MADE_AT, _EVENTS))
             yield path, backup
             _connect(path).close()
