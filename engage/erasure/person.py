@@ -21,6 +21,7 @@ from engage.api import (
     EventFilter,
     EventStore,
     ProfileStore,
+    Record,
     RecordStore,
     SubscriptionStore,
     SuppressionStore,
@@ -37,6 +38,7 @@ __all__ = [
     "Erasable",
     "Person",
     "addresses_of",
+    "audit_of",
     "erasable",
     "events_of",
     "export_person",
@@ -169,6 +171,21 @@ async def letters_of(
             yield letter
 
 
+async def audit_of(store: Erasable, person: Person) -> AsyncIterator[tuple[Record, list[str]]]:
+    """Yield the records of the audit that have an id of the person, with the names of the details
+    that have one."""
+    ids = {*person.users, *person.visitors}
+    async for record in all_pages(functools.partial(store.list_records, AUDIT)):
+        details = read_entry(record).details
+        named = [
+            name
+            for name, value in details.items()
+            if isinstance(value, str) and value in ids and name != "workspace"
+        ]
+        if named and details.get("workspace") == person.workspace_id:
+            yield record, named
+
+
 async def export_person(
     store: EventStore, workspace: Workspace, user_id: str
 ) -> AsyncGenerator[bytes, None]:
@@ -208,10 +225,8 @@ async def export_person(
             yield _line("suppressions", one)
     async for letter in letters_of(store, person, addresses):
         yield _line("dead-letters", letter)
-    async for record in all_pages(functools.partial(known.list_records, AUDIT)):
-        entry = read_entry(record)
-        if entry.details.get("workspace") == workspace.id and user_id in entry.details.values():
-            yield _with("audit", record.body)
+    async for record, _ in audit_of(known, person):
+        yield _with("audit", record.body)
     async for event in events_of(store, person):
         yield _line("events", event)
 

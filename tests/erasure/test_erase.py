@@ -24,6 +24,7 @@ from engage.erasure.person import export_person
 from engage.testing import MemoryStore
 from engage.testing.factories import TIME, event, identify, letter
 from engage.upkeep import erasures
+from engage.upkeep.audit import record_audit
 from engage.upkeep.erasures import ErasuresFileError
 from engage.upkeep.tombstones import Tombstones
 from support import mongo
@@ -417,6 +418,9 @@ async def test_tombstones_cover_what_was_received_before(store: Any, tmp_path: P
 @on_each
 async def test_everything_about_a_person_is_exported(store: Any, tmp_path: Path) -> None:
     await fill(store)
+    about = {"workspace": "acme", "user": "bob", "anonymousId": "a1"}
+    await record_audit(store, ACTOR, "anonymous-id-linked", about, now=TIME)
+    await record_audit(store, ACTOR, "key-disabled", {"workspace": "ann", "key": "k"}, now=TIME)
     workspace = config(tmp_path).workspaces[0]
     found = [orjson.loads(line) async for line in export_person(store, workspace, "ann")]
     by_kind: dict[str, list[Any]] = {}
@@ -428,7 +432,9 @@ async def test_everything_about_a_person_is_exported(store: Any, tmp_path: Path)
     assert len(by_kind["subscriptions"]) == 2
     assert [one["address"] for one in by_kind["suppressions"]] == ["ann@x.org"]
     assert {one["id"] for one in by_kind["dead-letters"]} == {"l1", "l2", "l3"}
-    assert [one["action"] for one in by_kind["audit"]] == ["anonymous-id-unlinked"]
+    assert {one["action"] for one in by_kind["audit"]} == {
+        *("anonymous-id-linked", "anonymous-id-unlinked")
+    }
     ids = {one["messageId"] for one in by_kind["events"]}
     assert ids == {"m1", "m2", "m3", "m4", "m6", "m10", "m11", "m12"}
     assert [line async for line in export_person(store, workspace, "nobody")] == []
