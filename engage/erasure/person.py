@@ -86,13 +86,13 @@ async def visitors_of(store: Erasable, workspace_id: str, user_id: str) -> set[s
     """Return the anonymous ids that are a user's alone: its own id, those that were linked to it
     first, and the addresses under which webhooks wrote when no user had them."""
     found = {user_id}
+    for name in await store.linked_to(workspace_id, user_id):
+        links = await store.links_to(workspace_id, name)
+        if links and links[0][0] == user_id and await store.profile(workspace_id, name) is None:
+            found.add(name)
     profile = await store.profile(workspace_id, user_id)
     if profile is None:
         return found
-    for name in profile.anonymous_ids:
-        links = await store.links_to(workspace_id, name)
-        if links and links[0][0] == user_id:
-            found.add(name)
     for prefix in RECIPIENT_PREFIXES:
         trait = prefix.removesuffix(":")
         value = identifier_value(trait, profile.traits.get(trait))

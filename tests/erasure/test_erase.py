@@ -23,6 +23,7 @@ from engage.erasure.erase import Receipt, erase_user, hashed_address, repeat
 from engage.erasure.person import export_person
 from engage.testing import MemoryStore
 from engage.testing.factories import TIME, event, identify, letter
+from engage.testing.factories import ids as ids_of
 from engage.upkeep import erasures
 from engage.upkeep.audit import record_audit
 from engage.upkeep.erasures import ErasuresFileError
@@ -139,6 +140,31 @@ async def test_a_late_retry_stores_nothing_and_a_later_event_is_new(
     await store.write([identify("n2", "ann", 2**40, traits={"plan": "b"})])
     found = await store.profile("acme", "ann")
     assert (found.traits, found.anonymous_ids) == ({"plan": "b"}, ["a1"])
+
+
+@on_each
+async def test_the_visitors_of_a_user_without_a_profile_are_erased(
+    store: Any, tmp_path: Path
+) -> None:
+    """Only `identify` and `group` make a profile, but each event with both ids makes a link."""
+    await store.write(
+        [
+            event("m1", type="identify", anonymous_id="a1", traits={"email": "ann@x.org"}),
+            event("m2", anonymous_id="a1", at=1),
+            event("m3", user_id="ann", anonymous_id="a1", at=2),
+            event("m4", user_id="ann", anonymous_id="bob", at=3),
+            identify("m5", "bob", 4),
+            event("m6", anonymous_id="bob", at=5),
+        ]
+    )
+    assert await store.profile("acme", "ann") is None
+    workspace = config(tmp_path).workspaces[0]
+    exported = [orjson.loads(line) async for line in export_person(store, workspace, "ann")]
+    receipt = await erased(store, tmp_path)
+    assert (receipt.counts["events"], receipt.counts["visitors"]) == (4, 1)
+    assert {one.get("messageId") for one in exported} == {None, "m1", "m2", "m3", "m4"}
+    assert await traces(store) == []
+    assert await ids_of(store) == ["m5", "m6"]
 
 
 @on_each
