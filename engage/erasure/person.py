@@ -11,6 +11,7 @@ from typing import Literal
 import orjson
 
 from engage.api import (
+    ADDRESS_TRAITS,
     MAX_TIME,
     RECIPIENT_PREFIXES,
     DeadLetter,
@@ -120,9 +121,7 @@ async def addresses_of(
     """Return what the profiles have as addresses: pairs of channel and address, in the form in
     which they are suppressed."""
     groups = () if workspace is None else workspace.subscription_groups
-    channels = {"email": "email", "sms": "phone"} | {
-        one.channel: one.channel for one in groups if one.channel not in ("email", "sms")
-    }
+    channels = {one.channel: one.channel for one in groups} | ADDRESS_TRAITS
     found: set[tuple[str, str]] = set()
     profiles: list[UserProfile | VisitorProfile | None] = [
         await store.profile(person.workspace_id, name) for name in person.users

@@ -66,7 +66,7 @@ _MAGIC: Final = b"SQLite format 3\0"
 _FORMAT: Final = 18
 _ALONE: Final = (1, 1)
 #: The length of the SHA-256 of the pages, which follows them: SQLite has no checksums.
-_DIGEST_BYTES: Final = 32
+_DIGEST_BYTES: Final = hashlib.sha256().digest_size
 
 
 # --------------------------------------------------------------------------------------- backup

@@ -115,10 +115,8 @@ class FailureTests:
                 lambda: store.erase_suppressions(WORKSPACE, [("email", "a@b.c")]),
                 lambda: store.reapply([identify("m", "u", traits={"a": 1})]),
             ]
-            reading += [
-                lambda: store.links_to(WORKSPACE, "a"),
-                lambda: store.linked_to(WORKSPACE, "u"),
-            ]
+            reading.append(lambda: store.links_to(WORKSPACE, "a"))
+            reading.append(lambda: store.linked_to(WORKSPACE, "u"))
         if isinstance(store, CountStore):
             writing += [
                 lambda: store.put_counts([count(1)]),
