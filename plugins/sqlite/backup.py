@@ -50,8 +50,6 @@ class _Header(NamedTuple):
 
     magic: bytes
     page: int
-    written: int
-    read: int
     pages: int
     free: int
 
@@ -60,7 +58,7 @@ class _Header(NamedTuple):
         return 65536 if self.page == 1 else self.page
 
 
-_HEADER: Final = struct.Struct(">16sHBB8xII")
+_HEADER: Final = struct.Struct(">16sH10xII")
 _MAGIC: Final = b"SQLite format 3\0"
 #: Where the versions of the format are, and those of a database that has no log beside it.
 _FORMAT: Final = 18
@@ -91,7 +89,12 @@ def back_up(
             file.write(bytes(_ALONE))
             with contextlib.closing(_connect(path)) as db:
                 _mark(db, made_at, events, without)
-                _examine(db, target, events)
+                (problem,) = db.execute("PRAGMA integrity_check(1)").fetchone()
+                (there,) = db.execute("SELECT count(*) FROM events").fetchone()
+            if problem != "ok" or there != events:
+                raise StorageIncompatible(
+                    f"{target}: damaged: {problem}, {there} events instead of {events}"
+                )
             file.seek(0)
             file.write(hashlib.file_digest(file, "sha256").digest())
             sync(file.fileno())
@@ -184,19 +187,6 @@ def _mark(db: sqlite3.Connection, made_at: int, events: int, without: Collection
     db.execute("COMMIT")
 
 
-def _examine(db: sqlite3.Connection, name: Path, events: int) -> None:
-    """Check that a copy is undamaged and complete.
-
-    :raises StorageIncompatible: if it is not.
-    """
-    (problem,) = db.execute("PRAGMA integrity_check(1)").fetchone()
-    (there,) = db.execute("SELECT count(*) FROM events").fetchone()
-    if problem != "ok":
-        raise StorageIncompatible(f"{name}: damaged: {problem}")
-    if there != events:
-        raise StorageIncompatible(f"{name}: it has {there} events instead of {events}")
-
-
 # -------------------------------------------------------------------------------------- restore
 def read(source: Path) -> Backup:
     """Return what is in the file of a backup, and check that it can be restored.
@@ -219,7 +209,7 @@ def read(source: Path) -> Backup:
         with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
             schema.verify(db, str(source))
             notes = dict(db.execute("SELECT name, value FROM store"))
-    if (header.written, header.read) != _ALONE or _MADE_AT not in notes:
+    if _MADE_AT not in notes:
         raise StorageIncompatible(
             f"{source}: a store, and not a backup, which `engage backup` makes: name it as path in "
             "[storage.sqlite] to use it"
