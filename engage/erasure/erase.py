@@ -280,8 +280,8 @@ async def _carry_out(
             counts["deadLetters"] += await store.remove(workspace_id, letters[start : start + PAGE])
     counts["auditEntries"] = await _hide_in_audit(store, key_of(config), person)
     counts["suppressions"] = await _hash_addresses(store, key_of(config), workspace_id, addresses)
-    pseudonym = f"erased-{uuid.uuid4()}"
     for name in own:
+        pseudonym = f"erased-{uuid.uuid4()}"
         choices, changes = await store.erase_choices(workspace_id, name, pseudonym)
         counts["choices"] += choices
         counts["subscriptionHistory"] += changes

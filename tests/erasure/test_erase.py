@@ -396,6 +396,19 @@ async def test_a_file_is_repeated_on_a_store_from_before(store: Any, tmp_path: P
     assert erasures.read(erasures.erasures_path(config(elsewhere)), KEY)[0] == known
 
 
+async def test_two_people_of_a_file_do_not_share_a_pseudonym(tmp_path: Path) -> None:
+    empty, backup = MemoryStore(), MemoryStore()
+    for user_id in ("ann", "bob"):
+        await erased(empty, tmp_path, user_id)
+    await fill(backup)
+    known, _ = erasures.read(erasures.erasures_path(config(tmp_path)), KEY)
+    await repeat(backup, config(tmp_path), known)
+    history = (await backup.history("acme", None, after=None, limit=9)).items
+    names = {one.change_id: one.user_id for one in history}
+    assert all(name.startswith("erased-") for name in names.values())
+    assert names["c1"] != names["c3"]
+
+
 async def test_an_erasure_that_was_interrupted_is_repeated_in_whole(tmp_path: Path) -> None:
     store: Any = MemoryStore()
     await fill(store)
