@@ -121,7 +121,7 @@ async def addresses_of(
     """Return what the profiles have as addresses: pairs of channel and address, in the form in
     which they are suppressed."""
     groups = () if workspace is None else workspace.subscription_groups
-    channels = {one.channel: one.channel for one in groups} | ADDRESS_TRAITS
+    channels = {**{one.channel: one.channel for one in groups}, **ADDRESS_TRAITS}
     found: set[tuple[str, str]] = set()
     profiles: list[UserProfile | VisitorProfile | None] = [
         await store.profile(person.workspace_id, name) for name in person.users
