@@ -46,6 +46,10 @@ MAX_ELEMENT: Final = 128 * 1024
 _TOKENS: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
 
 
+#: The name of the event that a ``delete`` is stored as.
+DELETION: Final = "User Deletion Requested"
+
+
 class Segment(SecretProvider):
     """Deliveries of one Segment destination."""
 
@@ -57,6 +61,7 @@ class Segment(SecretProvider):
     )
 
     signing = Signing(signature="x-signature", body=True)
+    erasure_requests = (DELETION,)
 
     def __init__(self, options: Mapping[str, Any], context: ProviderContext) -> None:
         super().__init__(options, context)
@@ -74,9 +79,10 @@ class Segment(SecretProvider):
         )
 
     def translate(self, request: WebhookRequest) -> Translation:
-        """Return the events as they are; ignore ``delete`` and other types."""
+        """Return the events as they are, and each ``delete`` as an erasure; ignore other types."""
         payload = parse_json(request.body)
         events: list[TranslatedEvent] = []
+        erasures: list[TranslatedEvent] = []
         rejected: list[Rejected] = []
         ignored = 0
         elements = payload if isinstance(payload, list) else [payload]
@@ -88,6 +94,11 @@ class Segment(SecretProvider):
             kind = item.get("type")
             if not isinstance(kind, str):
                 rejected.append(Rejected(index, "type: required"))
+            elif kind.lower() == "delete" and item.get("userId"):
+                # It has no message id: https://segment.com/docs/privacy/user-deletion-and-suppression
+                asked = {key: item[key] for key in ("userId", "timestamp") if key in item}
+                asked |= {"type": "track", "event": DELETION, "messageId": content_id(item)}
+                erasures.append(TranslatedEvent(asked, index=index))
             elif kind.lower() not in EVENT_TYPES:
                 ignored += 1
             else:
@@ -97,9 +108,9 @@ class Segment(SecretProvider):
                     content_id(item) if timed else ids(index)
                 )
                 events.append(TranslatedEvent(document, index=index))
-        if rejected and not events and not ignored:
+        if rejected and not (events or erasures or ignored):
             raise PayloadInvalid(f"no element is an event; the first {rejected[0].message}")
-        return Translation(events=events, ignored=ignored, rejected=rejected)
+        return Translation(events=events, erasures=erasures, ignored=ignored, rejected=rejected)
 
 
 def first_element(array: bytes) -> bytes:

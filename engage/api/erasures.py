@@ -48,6 +48,10 @@ class ErasureStore(abc.ABC):
         """
 
     @abc.abstractmethod
+    async def linked_to(self, workspace_id: str, user_id: str) -> Sequence[str]:
+        """Return the anonymous ids of the links of a user that count, whether it exists or not."""
+
+    @abc.abstractmethod
     async def erase_choices(self, workspace_id: str, name: str, pseudonym: str) -> tuple[int, int]:
         """Erase the subscription choices that are kept for an id, and give its audit records to a
         pseudonym, without the client's address, its ``User-Agent`` and the secret.

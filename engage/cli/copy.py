@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import click
@@ -31,6 +31,7 @@ from engage.cli.common import (
     safe,
     shown_time,
 )
+from engage.cli.erase import repeated
 from engage.cli.progress import Progress
 from engage.config import Config, load
 from engage.erasure.erase import repeat
@@ -152,10 +153,12 @@ def restore(ctx: click.Context, config_path: Path, erasures_file: Path | None, f
     _, store = _backup_store(ctx, config)
     path = erasures_file or erasures.erasures_path(config)
     erased, notes = erasures.read(path, config.erasures.key)
+    counts: Mapping[str, int] = {}
 
     async def prepare(restored: EventStore, made: Backup) -> None:
+        nonlocal counts
         if erased:
-            await repeat(restored, config, erased, report=progress.say)
+            counts = await repeat(restored, config, erased, report=progress.say)
         await _disable_keys(restored, config, notes)
         if isinstance(restored, RecordStore):
             details = {"madeAt": shown_time(made.made_at), "events": made.events}
@@ -164,6 +167,10 @@ def restore(ctx: click.Context, config_path: Path, erasures_file: Path | None, f
     with Progress("MiB") as progress:
         made = store.restore(file, prepare=prepare, on_bytes=_showing(progress))
     click.echo(f"restored {_described(made)}; what was received since is missing")
+    if path.exists():
+        click.echo(repeated(path, erased, counts))
+    else:
+        click.echo(f"{safe(str(path))} does not exist: no erasure is repeated")
     if config.log is not None:
         click.echo(
             "`engage load --from TIME`, with a time some minutes before that, stores what the log"
@@ -208,7 +215,14 @@ async def _disable_keys(
             continue
         names = (note.workspace, note.write_key, note.state)
         try:
-            await change_key(store, config.workspaces, *names, actor=operator(), now=now())
+            await change_key(
+                store,
+                config.workspaces,
+                *names,
+                actor=operator(),
+                now=now(),
+                notes=erasures.erasures_path(config),
+            )
         except StorageError:
             raise
         except EngageError as error:

@@ -30,9 +30,9 @@ from engage.cli.progress import Progress
 from engage.config import load
 from engage.erasure.erase import Receipt, erase_user, repeat
 from engage.erasure.requests import erasure_requests
-from engage.upkeep.erasures import key_of, read
+from engage.upkeep.erasures import Erasure, key_of, read
 
-__all__ = ["erase"]
+__all__ = ["erase", "repeated"]
 
 Result = TypeVar("Result")
 
@@ -74,8 +74,7 @@ def erase(ctx: click.Context, config_path: Path, file: Path | None) -> None:
         async with opened(registry_of(ctx, config), config) as store:
             return await repeat(store, config, erasures, report=report)
 
-    counts = _with_progress(run)
-    click.echo(f"{plural(len(erasures), 'erasure')} in {safe(str(file))}; {_erased(counts)}")
+    click.echo(repeated(file, erasures, _with_progress(run)))
 
 
 @erase.command("user", epilog="\b\nExample:\n  engage erase user --workspace acme --user u-1")
@@ -141,6 +140,11 @@ def _with_progress(
 ) -> Result:
     with Progress("") as progress:
         return asyncio.run(run(progress.say))
+
+
+def repeated(file: Path, erasures: Sequence[Erasure], counts: Mapping[str, int]) -> str:
+    """Return in words what carrying out a file of erasures has erased."""
+    return f"{plural(len(erasures), 'erasure')} in {safe(str(file))}; {_erased(counts)}"
 
 
 def _erased(counts: Mapping[str, int]) -> str:

@@ -9,6 +9,7 @@ from typing import Final
 
 import click
 
+from engage.api import EngageError
 from engage.cli.common import (
     config_option,
     load_chosen,
@@ -119,6 +120,8 @@ def add(
         "rate": rate_of(rate),
     }
     config, chosen = load_chosen(config_path, workspace_id)
+    for problem in config.cors.missing(words(origins)):
+        raise EngageError(problem)
     key = with_store(
         ctx,
         config,

@@ -252,15 +252,14 @@ def _contradictions(config: Config) -> list[str]:
         ),
         "write key",
     )
-    shared = {origin.lower() for origin in config.cors.origins}
     found += [
-        f"workspaces[{w}].write_keys[{k}].origins[{o}]: add it to cors.origins too, or browsers"
-        " send nothing"
+        f"workspaces[{w}].write_keys[{k}].{problem}"
         for w, workspace in enumerate(config.workspaces)
         for k, key in enumerate(workspace.write_keys)
-        for o, origin in enumerate(key.origins)
-        if not shared & {"*", origin.lower()}
+        for problem in config.cors.missing(key.origins)
     ]
+    if config.limits.rate.burst and not config.limits.rate.events_per_second:
+        found.append("limits.rate.burst: has no effect without limits.rate.events_per_second")
     for w, workspace in enumerate(config.workspaces):
         keys = enumerate(workspace.write_keys)
         found += _duplicates(

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -257,6 +257,15 @@ class Cors:
 
     #: ``("*",)``: any.
     origins: tuple[str, ...] = default("cors.origins")
+
+    def missing(self, origins: Iterable[str]) -> list[str]:
+        """Return a line for each origin of a write key that is not among these."""
+        shared = {origin.lower() for origin in self.origins}
+        return [
+            f"origins[{n}]: add it to cors.origins too, or browsers send nothing"
+            for n, origin in enumerate(origins)
+            if not shared & {"*", origin.lower()}
+        ]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

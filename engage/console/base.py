@@ -248,7 +248,7 @@ class ConsoleHandler(RequestHandler):
         """The address of the client."""
         return client_address(
             self.request.remote_ip or "",
-            ",".join(self.request.headers.get_list("X-Forwarded-For")),
+            self.request.headers.get_list("X-Forwarded-For"),
             self.console.trusted_proxies,
         )
 

@@ -35,6 +35,7 @@ from engage.erasure.person import (
     Erasable,
     Person,
     addresses_of,
+    audit_of,
     erasable,
     events_of,
     letters_of,
@@ -42,7 +43,7 @@ from engage.erasure.person import (
     visitors_of,
 )
 from engage.pipeline.operator import decide_link
-from engage.upkeep.audit import AUDIT, Actor, record_audit
+from engage.upkeep.audit import Actor, record_audit
 from engage.upkeep.erasures import (
     Erasure,
     append,
@@ -277,8 +278,8 @@ async def _carry_out(
             counts["deadLetters"] += await store.remove(workspace_id, letters[start : start + PAGE])
     counts["auditEntries"] = await _hide_in_audit(store, key_of(config), person)
     counts["suppressions"] = await _hash_addresses(store, key_of(config), workspace_id, addresses)
-    pseudonym = f"{PSEUDONYM}{uuid.uuid4()}"
     for name in own:
+        pseudonym = f"{PSEUDONYM}{uuid.uuid4()}"
         choices, changes = await store.erase_choices(workspace_id, name, pseudonym)
         counts["choices"] += choices
         counts["subscriptionHistory"] += changes
@@ -352,21 +353,11 @@ async def _hash_addresses(
 
 async def _hide_in_audit(store: Erasable, key: str, person: Person) -> int:
     """Replace the ids in the audit by their hashes, and return in how many entries."""
-    ids = {*person.users, *person.visitors}
     hidden = 0
-    async for record in all_pages(functools.partial(store.list_records, AUDIT)):
+    async for record, named in audit_of(store, person):
         body = orjson.loads(record.body)
-        details = body.get("details")
-        if not isinstance(details, dict) or details.get("workspace") != person.workspace_id:
-            continue
-        changed = {
-            name: hash_of(key, person.workspace_id, value)
-            if isinstance(value, str) and value in ids and name != "workspace"
-            else value
-            for name, value in details.items()
-        }
-        if changed != details:
-            encoded = orjson.dumps({**body, "details": changed})
-            await store.put_record(dataclasses.replace(record, body=encoded))
-            hidden += 1
+        for name in named:
+            body["details"][name] = hash_of(key, person.workspace_id, body["details"][name])
+        await store.put_record(dataclasses.replace(record, body=orjson.dumps(body)))
+        hidden += 1
     return hidden

@@ -11,6 +11,7 @@ from typing import Literal
 import orjson
 
 from engage.api import (
+    ADDRESS_TRAITS,
     MAX_TIME,
     RECIPIENT_PREFIXES,
     DeadLetter,
@@ -21,6 +22,7 @@ from engage.api import (
     EventFilter,
     EventStore,
     ProfileStore,
+    Record,
     RecordStore,
     SubscriptionStore,
     SuppressionStore,
@@ -37,6 +39,7 @@ __all__ = [
     "Erasable",
     "Person",
     "addresses_of",
+    "audit_of",
     "erasable",
     "events_of",
     "export_person",
@@ -84,13 +87,13 @@ async def visitors_of(store: Erasable, workspace_id: str, user_id: str) -> set[s
     """Return the anonymous ids that are a user's alone: its own id, those that were linked to it
     first, and the addresses under which webhooks wrote when no user had them."""
     found = {user_id}
+    for name in await store.linked_to(workspace_id, user_id):
+        links = await store.links_to(workspace_id, name)
+        if links and links[0][0] == user_id and await store.profile(workspace_id, name) is None:
+            found.add(name)
     profile = await store.profile(workspace_id, user_id)
     if profile is None:
         return found
-    for name in profile.anonymous_ids:
-        links = await store.links_to(workspace_id, name)
-        if links and links[0][0] == user_id:
-            found.add(name)
     for prefix in RECIPIENT_PREFIXES:
         trait = prefix.removesuffix(":")
         value = identifier_value(trait, profile.traits.get(trait))
@@ -118,9 +121,7 @@ async def addresses_of(
     """Return what the profiles have as addresses: pairs of channel and address, in the form in
     which they are suppressed."""
     groups = () if workspace is None else workspace.subscription_groups
-    channels = {"email": "email", "sms": "phone"} | {
-        one.channel: one.channel for one in groups if one.channel not in ("email", "sms")
-    }
+    channels = {**{one.channel: one.channel for one in groups}, **ADDRESS_TRAITS}
     found: set[tuple[str, str]] = set()
     profiles: list[UserProfile | VisitorProfile | None] = [
         await store.profile(person.workspace_id, name) for name in person.users
@@ -169,6 +170,21 @@ async def letters_of(
             yield letter
 
 
+async def audit_of(store: Erasable, person: Person) -> AsyncIterator[tuple[Record, list[str]]]:
+    """Yield the records of the audit that have an id of the person, with the names of the details
+    that have one."""
+    ids = {*person.users, *person.visitors}
+    async for record in all_pages(functools.partial(store.list_records, AUDIT)):
+        details = read_entry(record).details
+        named = [
+            name
+            for name, value in details.items()
+            if isinstance(value, str) and value in ids and name != "workspace"
+        ]
+        if named and details.get("workspace") == person.workspace_id:
+            yield record, named
+
+
 async def export_person(
     store: EventStore, workspace: Workspace, user_id: str
 ) -> AsyncGenerator[bytes, None]:
@@ -208,10 +224,8 @@ async def export_person(
             yield _line("suppressions", one)
     async for letter in letters_of(store, person, addresses):
         yield _line("dead-letters", letter)
-    async for record in all_pages(functools.partial(known.list_records, AUDIT)):
-        entry = read_entry(record)
-        if entry.details.get("workspace") == workspace.id and user_id in entry.details.values():
-            yield _with("audit", record.body)
+    async for record, _ in audit_of(known, person):
+        yield _with("audit", record.body)
     async for event in events_of(store, person):
         yield _line("events", event)
 

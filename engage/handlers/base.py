@@ -241,10 +241,9 @@ class Handler(httputil.HTTPMessageDelegate):
     def client_address(self) -> str:
         """The address of the client, also behind the proxies of ``server.trusted_proxies``;
         ``""`` if it is not known."""
-        forwarded = self.request.headers.get_list("X-Forwarded-For")
         return client_address(
             self.exchange.context.remote_ip or "",
-            ",".join(forwarded),
+            self.request.headers.get_list("X-Forwarded-For"),
             self.services.trusted_proxies,
         )
 

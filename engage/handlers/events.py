@@ -23,6 +23,11 @@ __all__ = ["BatchHandler", "EventHandler", "batch_answer"]
 class _WritingHandler(Handler):
     """Accepts a body from a client with a write key."""
 
+    @property
+    def kind(self) -> str | None:
+        """The type of its events; ``None`` if each names its own."""
+        return None
+
     def check(self) -> None:
         """Refuse by encoding, then length, then key, all before the body is decoded."""
         self.check_body()
@@ -44,8 +49,9 @@ class _WritingHandler(Handler):
 
         :raises ApiError: 403.
         """
-        in_query = any(self.request.query_arguments.get("writeKey", ()))
-        rules.check_request(self.request.fields.get("Origin"), in_query=in_query)
+        request = self.request
+        in_query = bool(request.query) and any(request.query_arguments.get("writeKey", ()))
+        rules.check_request(request.fields.get("Origin"), self.kind, in_query=in_query)
 
     def named(self, principal: Principal) -> None:
         """Take the principal that the body names.
@@ -79,10 +85,9 @@ class _WritingHandler(Handler):
 class EventHandler(_WritingHandler):
     """Accepts one event; its type is the route's name."""
 
-    def check_rules(self, rules: Rules) -> None:
-        """Also refuse an event of a type that the key may not send."""
-        super().check_rules(rules)
-        rules.check_operation(self.route.name)
+    @property
+    def kind(self) -> str:
+        return self.route.name
 
     async def post(self) -> None:
         """Store the event, then answer."""

@@ -20,16 +20,16 @@ def networks(texts: Iterable[str]) -> tuple[Network, ...]:
     return tuple(ipaddress.ip_network(text) for text in texts)
 
 
-def client_address(peer: str, forwarded: str | None, trusted: Sequence[Network]) -> str:
+def client_address(peer: str, forwarded: Sequence[str], trusted: Sequence[Network]) -> str:
     """Return the address of a client, which may have come through reverse proxies.
 
     :param peer: the address that opened the connection.
-    :param forwarded: the header ``X-Forwarded-For``; its addresses may have ports.
+    :param forwarded: the values of ``X-Forwarded-For``; their addresses may have ports.
     :param trusted: ``server.trusted_proxies``.
     :return: the last address that no trusted proxy has; ``peer`` unless a trusted proxy sent it.
     """
     address = peer
-    for hop in reversed([hop.strip() for hop in (forwarded or "").split(",")]):
+    for hop in reversed([hop.strip() for hop in ",".join(forwarded).split(",")]):
         if (found := _WITH_PORT.fullmatch(hop)) is not None:
             hop = found["v6"] or found["v4"] or ""
         if not is_within(address, trusted) or parsed_address(hop) is None:

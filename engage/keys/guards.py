@@ -53,7 +53,7 @@ class Guard:
         :param events: the number of its events.
         :param size: the bytes of its body, decompressed.
         """
-        if self.quotas is not None:
+        if self.quotas is not None and self.name in self.quotas.refused:
             self.quotas.check(self.name)
         if self.bucket is not None and not self.bucket.take(events, size):
             wait, words = max(zip(self.bucket.waits(), self.words, strict=True))

@@ -59,8 +59,8 @@ class Quotas:
         self._clock = clock
         #: The end of the day for which …
         self._ends = 0
-        #: … these keys are refused, and why.
-        self._refused: Mapping[tuple[str, str], str] = {}
+        #: … these keys are refused, by workspace and id, and why.
+        self.refused: Mapping[tuple[str, str], str] = {}
         self._read: Used = {}
         self._looked = 0
         self._logged: set[str] = set()
@@ -71,7 +71,7 @@ class Quotas:
         :param key: its workspace and id.
         :raises ApiError: 429 ``quota_exceeded``.
         """
-        reason = self._refused.get(key)
+        reason = self.refused.get(key)
         if reason is None or (left := self._ends - self._clock()) <= 0:
             return
         raise ApiError(
@@ -104,8 +104,8 @@ class Quotas:
             _log.debug("the counters of the quotas cannot be read: %s", error)
         used = collections.Counter(self._read)
         used.update(history.unread())
-        self._refused, self._ends = used_up(self._config, self._keys(), used), ends
-        for reason in sorted(set(self._refused.values()) - self._logged):
+        self.refused, self._ends = used_up(self._config, self._keys(), used), ends
+        for reason in sorted(set(self.refused.values()) - self._logged):
             until = datetime.datetime.fromtimestamp(ends / 1000, datetime.UTC)
             if logs:
                 _log.warning("%s; it is refused until %s", reason, until.isoformat())

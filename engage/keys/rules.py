@@ -37,6 +37,14 @@ class Rules:
     protected: frozenset[str] = frozenset()
     #: The secrets that sign user ids; empty: user ids are not verified.
     identity: tuple[bytes, ...] = dataclasses.field(default=(), repr=False)
+    #: Their HMACs of nothing, which are copied for each user id.
+    _signers: tuple[hmac.HMAC, ...] = dataclasses.field(
+        init=False, repr=False, compare=False, default=()
+    )
+
+    def __post_init__(self) -> None:
+        signers = tuple(hmac.new(secret, digestmod="sha256") for secret in self.identity)
+        object.__setattr__(self, "_signers", signers)
 
     @classmethod
     def of(cls, workspace: Workspace, key: WriteKey) -> Rules | None:
@@ -60,11 +68,15 @@ class Rules:
             identity=tuple(secret.encode() for secret in secrets),
         )
 
-    def check_request(self, origin: str | None, *, in_query: bool = False) -> None:
-        """Check where a request comes from, and where its key is.
+    def check_request(
+        self, origin: str | None, kind: str | None = None, *, in_query: bool = False
+    ) -> None:
+        """Check where a request comes from, where its key is, and what it sends.
 
         :param origin: the header ``Origin``: browsers send it, and no page can choose it.
-        :raises ApiError: 403 ``server_key_exposed`` or ``origin_not_allowed``.
+        :param kind: the type of its events; ``None`` if each names its own.
+        :raises ApiError: 403 ``server_key_exposed``, ``origin_not_allowed`` or
+            ``operation_not_allowed``.
         """
         if self.secret and (in_query or origin is not None):
             where = "of web pages" if origin is not None else "with the key in the query"
@@ -73,12 +85,15 @@ class Rules:
                 " replace the key, because others may have read it",
                 "server_key_exposed",
             )
-        if self.origins and (origin is None or origin.lower() not in self.origins):
+        origins = self.origins
+        if origins and origin not in origins and (not origin or origin.lower() not in origins):
             source = "has no Origin" if not origin else f"has the Origin {quote(origin)}"
             raise key_refused(
                 f"only web pages of its origins may use it, and the request {source}",
                 "origin_not_allowed",
             )
+        if kind is not None and self.operations and kind not in self.operations:
+            self.check_operation(kind)
 
     def check_operation(self, kind: str) -> None:
         """Check that the key may send events of a type.
@@ -108,9 +123,10 @@ class Rules:
         # A longer id is not valid, but would be hashed for as long as a body is large.
         if type(user) is str and len(user) <= 512 and type(given) is str:
             sent, text = given.lower().encode(), user.encode()
-            for secret in self.identity:
-                right = hmac.digest(secret, text, "sha256").hex().encode()
-                if hmac.compare_digest(right, sent):
+            for signer in self._signers:
+                own_hash = signer.copy()
+                own_hash.update(text)
+                if hmac.compare_digest(own_hash.hexdigest().encode(), sent):
                     return
         raise ApiError(
             UNVERIFIED,

@@ -6,7 +6,8 @@ written at once. A storage may take several calls at the same time. Then the nex
 the others as soon as enough requests wait (:attr:`WriteQueue.is_due`), so that the store works on
 one call while this process prepares another. A call takes requests of all write keys in rotation,
 so one busy key does not delay the others. A large request is submitted in parts
-(:mod:`engage.pipeline.ingest`); while other keys wait, a call takes one of them, not all that fit.
+(:mod:`engage.pipeline.ingest`). While several keys write, a call takes one of them, not all that
+fit: a request of another key that arrives during the call waits for all of it.
 
 The waiting requests are limited in weight and bytes, in total and for each key. The limit is asked
 for before a request is decoded (:mod:`engage.pipeline.admission`): :meth:`GroupCommit.submit`
@@ -67,6 +68,8 @@ GROUP_BYTES: Final = 16 * 1024 * 1024
 #: The same for a part of a large request. The requests of other keys wait for about two parts.
 PART_WEIGHT: Final = 1000
 PART_BYTES: Final = 1024 * 1024
+#: Calls after a request of another key that are as small as a part.
+_CONTESTED: Final = 100
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -494,6 +497,9 @@ class WriteQueue(Room[_Item, _Result]):
         self._writes = writes
         #: By write key, in the order of rotation; never empty.
         self._queues: dict[str, collections.deque[WriteRequest[_Item, _Result]]] = {}
+        self._last_key: str | None = None
+        #: How many more writes are small, because several keys write.
+        self._contested = 0
         #: The weight of the requests that are being written.
         self._writing = 0
         #: How many items wait.
@@ -517,6 +523,9 @@ class WriteQueue(Room[_Item, _Result]):
         queue = self._queues.get(request.key)
         if queue is None:
             queue = self._queues[request.key] = collections.deque()
+            if request.key != self._last_key:
+                self._contested = 0 if self._last_key is None else _CONTESTED
+                self._last_key = request.key
         queue.append(request)
         self.waiting += len(request.items)
         super().add(request)
@@ -524,10 +533,13 @@ class WriteQueue(Room[_Item, _Result]):
     def next_group(self) -> list[WriteRequest[_Item, _Result]]:
         """Remove the requests of the next write from the queues, one of each key in turn."""
         queues = self._queues
-        contested = len(queues) > 1
+        contested = self._contested > 0
+        self._contested -= contested
         group: list[WriteRequest[_Item, _Result]] = []
         weight = size = 0
         max_weight, max_size = GROUP_WEIGHT // self._writes, GROUP_BYTES // self._writes
+        if contested:
+            max_weight, max_size = min(max_weight, PART_WEIGHT), min(max_size, PART_BYTES)
         keys = list(queues)
         while keys:
             left = []

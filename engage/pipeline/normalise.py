@@ -157,14 +157,14 @@ def normalise(item: Mapping[str, Any], kind: str, arrival: Arrival, index: int =
         _merge(document, "context", envelope.context)
         _merge(document, "integrations", envelope.integrations)
     context = document.get("context")
-    if context and "engage" in context and not arrival.restored:
-        document["context"] = {name: value for name, value in context.items() if name != "engage"}
-    if context and "userHash" in context:
-        without_hash(document)
+    if context and ("userHash" in context or "engage" in context):
+        hidden = ("userHash",) if arrival.restored else ("userHash", "engage")
+        context = {name: context[name] for name in context if name not in hidden}
+        document["context"] = context
     if arrival.rules is not None:
         if user_id and arrival.rules.identity:
-            common = document.get("context", _EMPTY)
-            document["context"] = {**common, "engage": {**engage_mark(document), "verified": True}}
+            mark = engage_mark(document) if arrival.restored else _EMPTY
+            document["context"] = {**(context or _EMPTY), "engage": {**mark, "verified": True}}
         if arrival.rules.protected:
             _drop_protected(document, arrival.rules.protected)
     if kind == "identify":
@@ -284,7 +284,10 @@ def dropped_traits(document: Mapping[str, Any]) -> set[str]:
 # ------------------------------------------------------------------------------------------- parts
 def _drop_protected(document: dict[str, Any], protected: frozenset[str]) -> None:
     """Remove traits that the key of an event may not set, and name them in ``context.engage``."""
-    context = dict(document.get("context", _EMPTY))
+    context = document.get("context", _EMPTY)
+    if "traits" not in document and "traits" not in context:
+        return
+    context = dict(context)
     dropped: set[str] = set()
     for holder in (document, context):
         traits = holder.get("traits")

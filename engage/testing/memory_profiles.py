@@ -277,6 +277,10 @@ class MemoryProfiles(Memory, api.ProfileStore):
         ]
         return [(user, first[0]) for first, user in sorted(found)]
 
+    async def linked_to(self, workspace_id: str, user_id: str) -> Sequence[str]:
+        found = self.contents().profiles.get((workspace_id, Kind.USER, user_id))
+        return [] if found is None else [*found.links_that_count()]
+
     async def reapply(self, events: Sequence[api.Event]) -> None:
         self.contents()
         for event in events:

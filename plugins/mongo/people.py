@@ -137,6 +137,15 @@ class People:
         versions = [(link["user"][start:], link_version(link)) for link in links]
         return [(user, max(0, first[0])) for user, first in versions if first is not None]
 
+    async def linked_to(self, workspace_id: str, user_id: str) -> list[str]:
+        """Return the anonymous ids of a user; see :meth:`ErasureStore.linked_to`."""
+        if not is_text(user_id):
+            return []
+        ids = [scoped_id(workspace_id, user_id)]
+        with self._connection.calling():
+            links = await self._connection.read(LINKS, ids, _LINK, by="user", **_COUNTS)
+        return [one["anonymousId"] for one in links if link_version(one) is not None]
+
     async def owners(self, workspace: str, names: Collection[str]) -> dict[str, str]:
         """Return the user, of those that exist, that each anonymous id belongs to.
 

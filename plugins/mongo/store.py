@@ -303,6 +303,7 @@ class MongoStorage(
     erase_events = _once_ready("_events", Events.erase)
     reapply = _once_ready("_writer", Writer.reapply)
     links_to = _once_ready("_people", People.links_to)
+    linked_to = _once_ready("_people", People.linked_to)
     erase_choices = _once_ready("_subscriptions", Subscriptions.erase)
     erase_suppressions = _once_ready("_suppressions", Suppressions.erase)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import hashlib
 import os
 import shutil
 import sqlite3
@@ -49,8 +50,6 @@ class _Header(NamedTuple):
 
     magic: bytes
     page: int
-    written: int
-    read: int
     pages: int
     free: int
 
@@ -59,11 +58,13 @@ class _Header(NamedTuple):
         return 65536 if self.page == 1 else self.page
 
 
-_HEADER: Final = struct.Struct(">16sHBB8xII")
+_HEADER: Final = struct.Struct(">16sH10xII")
 _MAGIC: Final = b"SQLite format 3\0"
 #: Where the versions of the format are, and those of a database that has no log beside it.
 _FORMAT: Final = 18
 _ALONE: Final = (1, 1)
+#: The length of the SHA-256 of the pages, which follows them: SQLite has no checksums.
+_DIGEST_BYTES: Final = hashlib.sha256().digest_size
 
 
 # --------------------------------------------------------------------------------------- backup
@@ -88,7 +89,14 @@ def back_up(
             file.write(bytes(_ALONE))
             with contextlib.closing(_connect(path)) as db:
                 _mark(db, made_at, events, without)
-                _examine(db, target, events)
+                (problem,) = db.execute("PRAGMA integrity_check(1)").fetchone()
+                (there,) = db.execute("SELECT count(*) FROM events").fetchone()
+            if problem != "ok" or there != events:
+                raise StorageIncompatible(
+                    f"{target}: damaged: {problem}, {there} events instead of {events}"
+                )
+            file.seek(0)
+            file.write(hashlib.file_digest(file, "sha256").digest())
             sync(file.fileno())
             _refuse(settings, target)
             _publish(path, target)
@@ -108,8 +116,8 @@ def _refuse(settings: Settings, target: Path) -> None:
         problem = "a folder; give the name of a new file in it"
     elif os.path.lexists(target):
         problem = "there is a file already, and it is not replaced"
-    elif os.path.realpath(target).startswith(f"{settings.path}-"):
-        problem = "the store has files with such names; choose another one"
+    elif os.path.realpath(target).startswith(f"{settings.path}-") or UNFINISHED in target.name:
+        problem = "engage has files with such names, and deletes them; choose another one"
     else:
         problem = missing_folder(str(target))
     if problem:
@@ -179,19 +187,6 @@ def _mark(db: sqlite3.Connection, made_at: int, events: int, without: Collection
     db.execute("COMMIT")
 
 
-def _examine(db: sqlite3.Connection, name: Path, events: int) -> None:
-    """Check that a copy is undamaged and complete.
-
-    :raises StorageIncompatible: if it is not.
-    """
-    (problem,) = db.execute("PRAGMA integrity_check(1)").fetchone()
-    (there,) = db.execute("SELECT count(*) FROM events").fetchone()
-    if problem != "ok":
-        raise StorageIncompatible(f"{name}: damaged: {problem}")
-    if there != events:
-        raise StorageIncompatible(f"{name}: it has {there} events instead of {events}")
-
-
 # -------------------------------------------------------------------------------------- restore
 def read(source: Path) -> Backup:
     """Return what is in the file of a backup, and check that it can be restored.
@@ -205,16 +200,16 @@ def read(source: Path) -> Backup:
             size = file.seek(0, os.SEEK_END)
         if header.magic != _MAGIC:
             raise StorageIncompatible(f"{source}: not a backup of a SQLite store")
-        if size != header.pages * header.page_bytes:
+        expected = header.pages * header.page_bytes + _DIGEST_BYTES
+        if size not in (expected, expected - _DIGEST_BYTES):  # The latter is another database.
             raise StorageIncompatible(
-                f"{source}: truncated or damaged: {size} bytes instead of "
-                f"{header.pages * header.page_bytes}"
+                f"{source}: truncated or damaged: {size} bytes instead of {expected}"
             )
         uri = source.absolute().as_uri() + "?mode=ro&immutable=1"
         with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
             schema.verify(db, str(source))
             notes = dict(db.execute("SELECT name, value FROM store"))
-    if (header.written, header.read) != _ALONE or _MADE_AT not in notes:
+    if _MADE_AT not in notes:
         raise StorageIncompatible(
             f"{source}: a store, and not a backup, which `engage backup` makes: name it as path in "
             "[storage.sqlite] to use it"
@@ -240,11 +235,15 @@ def restoring(settings: Settings, source: Path, on_bytes: OnBytes) -> Iterator[t
         with _unfinished(store) as (path, file):
             _require_room(path, backup.size + settings.min_free_bytes)
             with open(source, "rb") as reading, open(path, "wb") as writing:
-                while part := reading.read(_STEP_BYTES):
+                left, digest = backup.size - _DIGEST_BYTES, hashlib.sha256()
+                while part := reading.read(min(left, _STEP_BYTES)):
+                    digest.update(part)
                     writing.write(part)
-                    on_bytes(writing.tell(), backup.size)
+                    left -= len(part)
+                    on_bytes(backup.size - left, backup.size)
+                if reading.read() != digest.digest():
+                    raise StorageIncompatible(f"{source}: damaged: its SHA-256 is another one")
             with contextlib.closing(_connect(path)) as db:
-                _examine(db, source, backup.events)
                 db.execute("DELETE FROM store WHERE name IN (?, ?)", (_MADE_AT, _EVENTS))
             yield path, backup
             _connect(path).close()

@@ -393,6 +393,9 @@ class SqliteStorage(
     async def links_to(self, workspace_id: str, anonymous_id: str) -> Sequence[tuple[str, int]]:
         return await self._read(people.links_to, workspace_id, anonymous_id)
 
+    async def linked_to(self, workspace_id: str, user_id: str) -> Sequence[str]:
+        return await self._read(people.linked_to, workspace_id, user_id)
+
     async def erase_choices(self, workspace_id: str, name: str, pseudonym: str) -> tuple[int, int]:
         if not is_text(name):
             return 0, 0

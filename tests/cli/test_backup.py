@@ -20,7 +20,7 @@ from engage.testing import event
 from engage.testing.factories import TIME, all_pages, ids, store_all
 from engage.upkeep.audit import AUDIT, read_entry
 from engage.upkeep.backups import LEFT_OUT, last_backup
-from engage.upkeep.erasures import KeyNote, append
+from engage.upkeep.erasures import KeyNote, append, read
 from support.commands import run
 from support.memory_store import MemoryEvents
 from support.server_process import SQLITE, start_server
@@ -78,6 +78,7 @@ def test_a_backup_is_restored(config: Path, tmp_path: Path) -> None:
     path, lines = restored(config, backup)
     assert lines == [
         f"restored 2 events, 0 MiB, as of {at}; what was received since is missing",
+        f"{path}.erasures does not exist: no erasure is repeated",
     ]
 
     async def read() -> None:
@@ -168,7 +169,15 @@ def test_keys_that_were_disabled_since_are_disabled_again(config: Path, tmp_path
         ],
     )
     path, lines = restored(config, backup, "--erasures", str(file))
-    assert lines[1:] == ["engage: the key 'later' of the workspace 'acme' does not exist"]
+    assert lines[1:] == [
+        f"0 erasures in {file}; erased: nothing",
+        "engage: the key 'later' of the workspace 'acme' does not exist",
+    ]
+    # The next restore of this config knows it as well.
+    _, notes = read(path.with_name("engage.toml.erasures"), None)
+    assert {(one.write_key, one.state) for one in notes} == {
+        *(("website", "disabled"), ("ios", "archived"))
+    }
     listed = run("keys", "list", "--config", path).stdout
     states = {line.split("\t")[1]: line for line in listed.splitlines()}
     assert "disabled" in states["website"]
@@ -195,6 +204,7 @@ def test_a_person_who_was_erased_since_stays_erased(config: Path, tmp_path: Path
     config.with_name("engage.db").rename(tmp_path / "gone" / "engage.db")
     result = run("restore", "--config", config, backup)
     assert result.exit_code == 0, result.stderr
+    assert result.stdout.splitlines()[1] == f"2 erasures in {beside}; erased: events 1"
     other = tmp_path / "other"
     other.mkdir()
     new = other / "engage.toml"

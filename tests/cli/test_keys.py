@@ -101,6 +101,16 @@ def test_a_key_with_origins_and_operations_is_created(config: Path) -> None:
     ]
 
 
+def test_the_origins_of_a_key_must_be_those_of_cors(config: Path) -> None:
+    config.write_text(config.read_text() + '\n[cors]\norigins = ["https://shop.example.com"]\n')
+    add = ("add", "--workspace", "acme", "--id", "shop", "--origins")
+    result = keys(config, *add, "https://SHOP.example.com,https://other.example")
+    assert result.exit_code == 1
+    assert "origins[1]: add it to cors.origins too" in result.stderr
+    assert records(config, KEY) == []
+    assert keys(config, *add, "https://shop.example.com").exit_code == 0
+
+
 def test_a_server_key_is_shown_once(config: Path) -> None:
     added = keys(config, "add", "--workspace", "acme", "--id", "backend", "--kind", "server")
     secret = added.stdout.strip()

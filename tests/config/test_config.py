@@ -540,6 +540,10 @@ def test_a_byte_order_mark_and_crlf_are_accepted(write: Any) -> None:
             " nothing",
         ),
         (
+            MINIMAL + "[limits.rate]\nburst = 5\n",
+            "limits.rate.burst: has no effect without limits.rate.events_per_second",
+        ),
+        (
             MINIMAL + KEY + 'key = "1"\noperations = ["batch"]\n',
             'workspaces[0].write_keys[0].operations[0]: must be one of "identify", "track", "page",'
             ' "screen", "group", "alias" (it is "batch")',

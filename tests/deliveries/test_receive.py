@@ -37,6 +37,7 @@ from engage.deliveries.delivery import PATH_HEADER, REDACTED, redacted
 from engage.monitoring.metrics import Metrics
 from engage.pipeline.ingest import Ingest
 from engage.registry import shared_credentials
+from engage_plugins.segment import Segment
 from support.exports import registry
 from support.provider_http import PUBLIC_URL, deliver, public, toml, workspace
 from support.providers import make, request, segment_delivery
@@ -496,6 +497,16 @@ async def test_an_event_with_values_that_json_lacks_is_a_dead_letter(
         assert not await server.events()
 
 
+async def test_a_notice_to_erase_is_stored_under_a_name_that_the_provider_lists(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path, **SEGMENT) as server:
+        for _ in range(2):
+            await deliver(server, segment({"type": "delete", "userId": "u"}))
+        [event] = await server.events()
+    assert (event.type, event.name, event.user_id) == ("track", *Segment.erasure_requests, "u")
+
+
 async def test_deliveries_are_counted(tmp_path: Path) -> None:
     class Counting(Metrics):
         def __init__(self) -> None:
@@ -509,7 +520,7 @@ async def test_deliveries_are_counted(tmp_path: Path) -> None:
     async with serving(tmp_path, **SEGMENT, metrics=metrics) as server:
         event = {"type": "track", "event": "E", "userId": "u", "messageId": "m"}
         await deliver(server, segment(event))
-        await deliver(server, segment({"type": "delete", "userId": "u"}))
+        await deliver(server, segment({"type": "other", "userId": "u"}))
         await deliver(server, segment(b"x"))
         await deliver(server, segment(event, "wrong"))
         await server.send("/api/public/webhooks/nobody", {})

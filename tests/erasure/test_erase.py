@@ -23,7 +23,9 @@ from engage.erasure.erase import Receipt, erase_user, hashed_address, repeat
 from engage.erasure.person import export_person
 from engage.testing import MemoryStore
 from engage.testing.factories import TIME, event, identify, letter
+from engage.testing.factories import ids as ids_of
 from engage.upkeep import erasures
+from engage.upkeep.audit import record_audit
 from engage.upkeep.erasures import ErasuresFileError
 from engage.upkeep.tombstones import Tombstones
 from support.loaders import caught_up, loading, put
@@ -76,7 +78,7 @@ async def test_all_of_a_person_is_erased_and_others_stay(store: Any, tmp_path: P
         "events": 8,
         "deadLetters": 3,
         "auditEntries": 1,
-        "suppressions": 1,
+        "suppressions": 2,
         "choices": 2,
         "subscriptionHistory": 2,
         "undoneLinks": 1,
@@ -107,6 +109,31 @@ async def test_a_late_retry_stores_nothing_and_a_later_event_is_new(
     await store.write([identify("n2", "ann", 2**40, traits={"plan": "b"})])
     found = await store.profile("acme", "ann")
     assert (found.traits, found.anonymous_ids) == ({"plan": "b"}, ["a1"])
+
+
+@on_each
+async def test_the_visitors_of_a_user_without_a_profile_are_erased(
+    store: Any, tmp_path: Path
+) -> None:
+    """Only `identify` and `group` make a profile, but each event with both ids makes a link."""
+    await store.write(
+        [
+            event("m1", type="identify", anonymous_id="a1", traits={"email": "ann@x.org"}),
+            event("m2", anonymous_id="a1", at=1),
+            event("m3", user_id="ann", anonymous_id="a1", at=2),
+            event("m4", user_id="ann", anonymous_id="bob", at=3),
+            identify("m5", "bob", 4),
+            event("m6", anonymous_id="bob", at=5),
+        ]
+    )
+    assert await store.profile("acme", "ann") is None
+    workspace = config(tmp_path).workspaces[0]
+    exported = [orjson.loads(line) async for line in export_person(store, workspace, "ann")]
+    receipt = await erased(store, tmp_path)
+    assert (receipt.counts["events"], receipt.counts["visitors"]) == (4, 1)
+    assert {one.get("messageId") for one in exported} == {None, "m1", "m2", "m3", "m4"}
+    assert await traces(store) == []
+    assert await ids_of(store) == ["m5", "m6"]
 
 
 @on_each
@@ -338,6 +365,19 @@ async def test_a_file_is_repeated_on_a_store_from_before(store: Any, tmp_path: P
     assert erasures.read(erasures.erasures_path(config(elsewhere)), KEY)[0] == known
 
 
+async def test_two_people_of_a_file_do_not_share_a_pseudonym(tmp_path: Path) -> None:
+    empty, backup = MemoryStore(), MemoryStore()
+    for user_id in ("ann", "bob"):
+        await erased(empty, tmp_path, user_id)
+    await fill(backup)
+    known, _ = erasures.read(erasures.erasures_path(config(tmp_path)), KEY)
+    await repeat(backup, config(tmp_path), known)
+    history = (await backup.history("acme", None, after=None, limit=9)).items
+    names = {one.change_id: one.user_id for one in history}
+    assert all(name.startswith("erased-") for name in names.values())
+    assert names["c1"] != names["c3"]
+
+
 async def test_an_erasure_that_was_interrupted_is_repeated_in_whole(tmp_path: Path) -> None:
     store: Any = MemoryStore()
     await fill(store)
@@ -386,6 +426,9 @@ async def test_tombstones_cover_what_was_received_before(store: Any, tmp_path: P
 @on_each
 async def test_everything_about_a_person_is_exported(store: Any, tmp_path: Path) -> None:
     await fill(store)
+    about = {"workspace": "acme", "user": "bob", "anonymousId": "a1"}
+    await record_audit(store, ACTOR, "anonymous-id-linked", about, now=TIME)
+    await record_audit(store, ACTOR, "key-disabled", {"workspace": "ann", "key": "k"}, now=TIME)
     workspace = config(tmp_path).workspaces[0]
     found = [orjson.loads(line) async for line in export_person(store, workspace, "ann")]
     by_kind: dict[str, list[Any]] = {}
@@ -395,9 +438,11 @@ async def test_everything_about_a_person_is_exported(store: Any, tmp_path: Path)
     assert [one["anonymousId"] for one in by_kind["visitors"]] == ["a1"]
     assert {one["changeId"] for one in by_kind["subscription-history"]} == {"c1", "c2"}
     assert len(by_kind["subscriptions"]) == 2
-    assert [one["address"] for one in by_kind["suppressions"]] == ["ann@x.org"]
+    assert {one["address"] for one in by_kind["suppressions"]} == {"ann@x.org", "+49123"}
     assert {one["id"] for one in by_kind["dead-letters"]} == {"l1", "l2", "l3"}
-    assert [one["action"] for one in by_kind["audit"]] == ["anonymous-id-unlinked"]
+    assert {one["action"] for one in by_kind["audit"]} == {
+        *("anonymous-id-linked", "anonymous-id-unlinked")
+    }
     ids = {one["messageId"] for one in by_kind["events"]}
     assert ids == {"m1", "m2", "m3", "m4", "m6", "m10", "m11", "m12"}
     assert [line async for line in export_person(store, workspace, "nobody")] == []

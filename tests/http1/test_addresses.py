@@ -41,4 +41,5 @@ NETWORKS = [ipaddress.ip_network("10.0.0.0/8"), ipaddress.ip_network("::1")]
 def test_only_trusted_proxies_name_the_address_of_a_client(
     peer: str, forwarded: str | None, address: str
 ) -> None:
-    assert client_address(peer, forwarded, NETWORKS) == address
+    values = [] if forwarded is None else [forwarded]
+    assert client_address(peer, values, NETWORKS) == address

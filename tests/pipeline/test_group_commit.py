@@ -169,7 +169,29 @@ async def test_keys_are_written_in_rotation(monkeypatch: pytest.MonkeyPatch) -> 
     assert [len(call) for call in target.calls] == [3, 3, 1]
 
 
-async def test_other_keys_come_between_the_parts_of_a_large_request() -> None:
+async def test_calls_stay_small_for_a_while_after_a_request_of_another_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such a key will send again, and its request then waits for the call of that moment."""
+    monkeypatch.setattr(group_commit, "PART_WEIGHT", 2)
+    monkeypatch.setattr(group_commit, "_CONTESTED", 3)
+    target = Target()
+    submit = target.group_commit.submit
+    busy = [submit([str(number)], 1, key="busy") for number in range(8)]
+    await asyncio.gather(*busy)
+    assert [len(call) for call in target.calls] == [8]
+    target.calls.clear()
+    quiet = submit(["quiet"], 1, key="quiet")
+    busy = [submit([str(number)], 1, key="busy") for number in range(9)]
+    await asyncio.gather(*busy, quiet)
+    assert target.calls[0] == ["quiet", "0"]
+    assert [len(call) for call in target.calls] == [2, 2, 2, 4]
+
+
+async def test_other_keys_come_between_the_parts_of_a_large_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(group_commit, "_CONTESTED", 1)
     target = Target()
     submit = target.group_commit.submit
     gates = target.hold_each(4)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,8 @@ async def fill(store: Any) -> None:
     await store.apply(change("c1", "ann", **source))
     await store.apply(change("c2", "a1", choices={"news": True}, **source))
     await store.apply(change("c3", "bob"))
-    await store.suppress([_bounce("ann@x.org"), _bounce("bob@x.org")])
+    stop = dataclasses.replace(_bounce("+49123"), channel="whatsapp", reason="stop")
+    await store.suppress([_bounce("ann@x.org"), _bounce("bob@x.org"), stop])
     await store.put(
         [
             letter("l1", user_id="ann"),

@@ -32,7 +32,7 @@ class EraseHandler(ConsoleHandler):
             return
         if console.erasing is not None and console.erasing.running:
             self.set_status(409)
-            await self._show("Another user is being erased; wait until that is done.")
+            await self._show("A user is being erased; wait until that is done.")
             return
         try:
             key_of(console.config)

@@ -82,6 +82,11 @@ class KeysHandler(ConsoleHandler):
         action = self.get_body_argument("action", "")
         chosen = None
         try:
+            if action == "create":
+                for problem in self.console.config.cors.missing(
+                    words(self.get_body_argument("origins", ""))
+                ):
+                    raise EngageError(problem)
             if action in ("create", "rotate"):
                 name = self.get_body_argument("name", "")[:MAX_NAME_LENGTH]
                 options = {

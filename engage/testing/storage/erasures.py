@@ -197,6 +197,10 @@ class ErasureTests:
         await store.write([undo])
         assert [user for user, _ in await store.links_to(WORKSPACE, "a")] == ["bob", "cyd"]
         assert await store.links_to("other", "a") == []
+        # These users do not exist: nothing is known of them.
+        found = [await store.linked_to(WORKSPACE, name) for name in ("ann", "bob", "cyd")]
+        assert [sorted(names) for names in found] == [[], ["a"], ["a", "b"]]
+        assert await store.linked_to("other", "bob") == []
 
     @on_open(ErasureStore)
     async def test_choices_are_erased_and_records_get_a_pseudonym(self, store: Any) -> None:

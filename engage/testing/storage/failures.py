@@ -116,6 +116,7 @@ class FailureTests:
                 lambda: store.reapply([identify("m", "u", traits={"a": 1})]),
             ]
             reading.append(lambda: store.links_to(WORKSPACE, "a"))
+            reading.append(lambda: store.linked_to(WORKSPACE, "u"))
         if isinstance(store, CountStore):
             writing += [
                 lambda: store.put_counts([count(1)]),

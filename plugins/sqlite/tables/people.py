@@ -347,6 +347,18 @@ def links_to(db: sqlite3.Connection, workspace_id: str, anonymous_id: str) -> li
     ).fetchall()
 
 
+def linked_to(db: sqlite3.Connection, workspace_id: str, user_id: str) -> list[str]:
+    """Return the anonymous ids of a user; see :meth:`ErasureStore.linked_to`."""
+    if not is_text(user_id):
+        return []
+    query = (
+        "SELECT l.anonymous_id FROM profiles p CROSS JOIN links l ON l.profile = p.id "
+        f"WHERE p.workspace = ? AND p.kind = {USER} AND p.name = ? "
+        "AND l.received_at IS NOT NULL AND l.undone = 0"
+    )
+    return [name for (name,) in db.execute(query, (workspace_id, user_id))]
+
+
 # ------------------------------------------------------------------------------------------- rows
 def _by_id(db: sqlite3.Connection, kind: int, workspace_id: str, name: str) -> list[Row]:
     if not is_text(name):

@@ -100,6 +100,18 @@ async def test_a_rotated_key_keeps_its_options(tmp_path: Path) -> None:
         assert page.count("only https://shop.example.com, track") == 2
 
 
+async def test_the_web_pages_of_a_key_must_be_those_of_cors(tmp_path: Path) -> None:
+    extra = f'{CONSOLE}[cors]\norigins = ["https://a.example"]\n'
+    async with console_here(tmp_path, MemoryStore(), config_extra=extra) as (console, client):
+        await sign_in_here(console, client)
+        form = {"action": "create", "id": "shop", "kind": "public", "origins": "https://b.example"}
+        wrong = await client.post("keys", data=form)
+        assert wrong.status_code == 400
+        assert "origins[0]: add it to cors.origins too" in wrong.text
+        form["origins"] = "https://a.example"
+        assert (await client.post("keys", data=form)).status_code == 303
+
+
 async def test_a_key_with_web_pages_is_created(tmp_path: Path) -> None:
     async with console_here(tmp_path, MemoryStore()) as (console, client):
         await sign_in_here(console, client)

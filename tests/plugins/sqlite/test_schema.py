@@ -151,17 +151,17 @@ def tables(path: Path) -> set[tuple[str, ...]]:
         return {*columns, *db.execute("SELECT sql FROM sqlite_master WHERE type = 'index'")}
 
 
-async def test_a_store_from_before_suppressions_is_brought_up_to_date(
-    store: SqliteStorage, tmp_path: Path, path: Path
-) -> None:
-    first = SubscriptionChange(
-        id="1", workspace_id=WORKSPACE, user_id="u", choices={"news": True}, at=TIME, how="api"
-    )
-    await store.apply(first)
+async def brought_up_to_date(
+    store: SqliteStorage, tmp_path: Path, path: Path, older: str
+) -> SqliteStorage:
+    """Close a store, make its tables those of an older one, and open it as a server does.
+
+    A command does not open it, and changes nothing.
+    """
     await store.close()
     new = tables(path)
     with contextlib.closing(sqlite3.connect(path)) as db:
-        db.executescript(WITHOUT_SUPPRESSIONS)
+        db.executescript(older)
     before = content(path)
     again = make(tmp_path)
     with pytest.raises(StorageIncompatible, match="start `engage serve` once"):
@@ -169,6 +169,17 @@ async def test_a_store_from_before_suppressions_is_brought_up_to_date(
     assert content(path) == before
     await again.open(create=True)
     assert tables(path) == new
+    return again
+
+
+async def test_a_store_from_before_suppressions_is_brought_up_to_date(
+    store: SqliteStorage, tmp_path: Path, path: Path
+) -> None:
+    first = SubscriptionChange(
+        id="1", workspace_id=WORKSPACE, user_id="u", choices={"news": True}, at=TIME, how="api"
+    )
+    await store.apply(first)
+    again = await brought_up_to_date(store, tmp_path, path, WITHOUT_SUPPRESSIONS)
     await again.apply(
         dataclasses.replace(first, id="2", choices={"news": False}, secret="0a1b2c3d")
     )
@@ -197,17 +208,7 @@ async def test_a_store_from_before_visitors_is_brought_up_to_date(
             id="c", workspace_id=WORKSPACE, user_id="u", choices=choice, at=TIME, how="api"
         )
     )
-    await store.close()
-    new = tables(path)
-    with contextlib.closing(sqlite3.connect(path)) as db:
-        db.executescript(WITHOUT_VISITORS)
-    before = content(path)
-    again = make(tmp_path)
-    with pytest.raises(StorageIncompatible, match="start `engage serve` once"):
-        await again.open(create=False)
-    assert content(path) == before
-    await again.open(create=True)
-    assert tables(path) == new
+    again = await brought_up_to_date(store, tmp_path, path, WITHOUT_VISITORS)
     assert await again.state(WORKSPACE, "u") == choice
     found = await again.find_users(WORKSPACE, "email", ["a@b.c"])
     assert dict(found) == {"a@b.c": ["first", "u"]}

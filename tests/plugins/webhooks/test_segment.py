@@ -74,9 +74,26 @@ def test_events_are_not_changed() -> None:
 
 
 def test_types_may_have_any_case_and_others_are_ignored() -> None:
-    translation = translate([{**EVENT, "type": "Track"}, {**EVENT, "type": "delete"}, EVENT])
+    translation = translate([{**EVENT, "type": "Track"}, {**EVENT, "type": "other"}, EVENT])
     assert [event.document["type"] for event in translation.events] == ["track", "track"]
     assert [event.index for event in translation.events] == [0, 2]
+    assert translation.ignored == 1
+
+
+def test_a_delete_is_a_request_to_erase_its_user() -> None:
+    """It is no event of the user, and has neither a message id nor the fields of one."""
+    delete = {"type": "Delete", "userId": "u", "timestamp": "2024-01-01T00:00:00Z", "version": 2}
+    translation = translate([delete, {**delete, "userId": "v"}, {"type": "delete"}])
+    assert not translation.events
+    first, second = (one.document for one in translation.erasures)
+    assert first["messageId"] != second["messageId"]
+    del first["messageId"]
+    assert first == {
+        "type": "track",
+        "event": "User Deletion Requested",
+        "userId": "u",
+        "timestamp": "2024-01-01T00:00:00Z",
+    }
     assert translation.ignored == 1
 
 
