@@ -4,6 +4,7 @@
 # make test-browser   run the tests in a real Chromium (installs it on Debian)
 # make test-timing    run the tests that measure seconds; the machine should do nothing else
 # make test-fast      run the tests that need no other programs
+# make power-cuts     judge 528 states that a disk may have after a power cut (two minutes)
 # make lint           check style and types
 # make bench          measure the speed
 # make bench-large    measure the speed with millions of events in the store (takes an hour)
@@ -27,7 +28,7 @@ ALLOW_NO_TESTS = || [ $$? -eq 5 ]
 # `make bench` is `make bench-log`.
 BENCH_ARGS ?=
 
-.PHONY: help run install test test-timing test-fast test-browser lint bench bench-large bench-log dist clean
+.PHONY: help run install test test-timing test-fast test-browser power-cuts lint bench bench-large bench-log dist clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -70,6 +71,10 @@ test-browser: $(VENV)/.test
 	@sh .ci/packages chromium
 	@$(BIN)/python tests/support/prepare.py browser
 	$(PYTEST) --dist worksteal -m browser $(ALLOW_NO_TESTS)
+
+power-cuts: $(VENV)/.test
+	@sh .ci/packages
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/plugins/sqlite/test_power_cuts.py --rounds 11 -k state $(PYTEST_ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
