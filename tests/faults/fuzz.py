@@ -45,7 +45,7 @@ EXTRA = """
 body_bytes = 1048576
 decompressed_bytes = 2097152
 event_bytes = 100000
-dead_letter_count = 3000
+dead_letter_count = 20000
 [limits.rate]
 unauthenticated_per_second = 0
 [cors]

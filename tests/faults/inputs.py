@@ -210,12 +210,12 @@ class Inputs:
     """
 
     def __init__(self, seed: int, now: Callable[[], float]) -> None:
-        self._seed, self._now = seed, now
-        self._examples = _examples()
-        self._paths = {one.id: [*one.paths] for one in OPERATIONS}
+        self._seed, self.now = seed, now
+        self.examples = _examples()
+        self.paths = {one.id: [*one.paths] for one in OPERATIONS}
         parts = [part for group in CORPUS.values() for part in group.cases.values()]
-        self._corpus = [b"".join(one for one in part if isinstance(one, bytes)) for part in parts]
-        self._mappings = {
+        self.corpus = [b"".join(one for one in part if isinstance(one, bytes)) for part in parts]
+        self.mappings = {
             name: [one["input"] for one in MAPPINGS if one["provider"] == name]
             for name in PROVIDERS
         }
@@ -253,7 +253,7 @@ class _One:
         if not isinstance(payload, dict):
             return payload
         if "batch" in payload:
-            events = [one for one in self._all._examples if one[0] in _EVENTS]
+            events = [one for one in self._all.examples if one[0] in _EVENTS]
             payload["batch"] = [
                 {"type": name, **self.payload(name, event)}
                 for name, event in pick.choices(events, k=pick.choice((0, 1, 2, 3, 20)))
@@ -341,7 +341,7 @@ class _One:
     def broken(self) -> Input:
         """Return bytes that need not be HTTP."""
         pick = self.pick
-        data = pick.choice(self._all._corpus)
+        data = pick.choice(self._all.corpus)
         if pick.random() < 0.5:
             data += self.request()[1]
         data = self.bytes_changed(data, 5)
@@ -360,7 +360,7 @@ class _One:
         return self._other()
 
     def _event(self) -> tuple[str, bytes, str]:
-        kind, example = self.pick.choice(self._all._examples)
+        kind, example = self.pick.choice(self._all.examples)
         payload = self.changed(self.payload(kind, example))
         lines: list[str] = []
         query = ""
@@ -373,7 +373,7 @@ class _One:
             groups = self.pick.sample(("news", "offers", "product", "nothing"), 2)
             payload["changes"] = {group: self.pick.random() < 0.5 for group in groups}
         method = "PUT" if kind == "subscriptions" else "POST"
-        path = self.pick.choice(self._all._paths[kind]) + query
+        path = self.pick.choice(self._all.paths[kind]) + query
         return (kind, *self._sent(method, path, self.text(payload), lines))
 
     def _key(self, payload: Any) -> tuple[list[str], str]:
@@ -394,7 +394,7 @@ class _One:
         pick = self.pick
         provider = pick.choice(PROVIDERS)
         sender = SENDERS[provider]
-        inputs = self._all._mappings[provider]
+        inputs = self._all.mappings[provider]
         payload = sender.payload
         try:
             document = json.loads(payload)
@@ -411,7 +411,7 @@ class _One:
         target = f"{pick.choice(('/api/public', '/api'))}/webhooks/{provider}"
         if pick.random() < 0.3:
             target += "?workspaceId=" + pick.choice(("acme", "acme", "other", "%ff"))
-        now = self._all._now() - pick.choice((0, 0, 0, 0, 0, 0, 0, 10**4))
+        now = self._all.now() - pick.choice((0, 0, 0, 0, 0, 0, 0, 10**4))
         options = sender.other if pick.random() < 0.05 else None
         headers, body = sender.deliver(target, now, payload=payload, options=options)
         lines = [f"{name}: {value.decode('latin-1')}" for name, value in headers]
@@ -429,7 +429,7 @@ class _One:
             link[pick.choice((*link, "x"))] = (
                 str(pick.choice(VALUES)).encode("utf-8", "replace").decode()[:900]
             )
-        path = pick.choice((*self._all._paths["preferences"], *self._all._paths["subscriptions"]))
+        path = pick.choice((*self._all.paths["preferences"], *self._all.paths["subscriptions"]))
         target = f"{path}?{urlencode(link)}"
         if pick.random() < 0.05:
             target += "&" + quote_from_bytes(pick.choice(TOKENS)[:200])
@@ -455,7 +455,7 @@ class _One:
 
     def _other(self) -> tuple[str, bytes, str]:
         pick = self.pick
-        path = pick.choice(pick.choice(list(self._all._paths.values())))
+        path = pick.choice(pick.choice(list(self._all.paths.values())))
         path = path.replace("{provider}", pick.choice((*PROVIDERS, "nope", "%00")))
         path = path.replace("{writeKey}", pick.choice((KEY, "nope", "%ff")))
         if pick.random() < 0.2:

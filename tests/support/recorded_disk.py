@@ -37,18 +37,23 @@ class Fault(NamedTuple):
     delay: int = 0  #: Microseconds that each call takes longer.
     #: The so many-th call, from the one that fails, kills its process.
     kill: int = 0
+    #: 1: the error says that the disk is full; otherwise that it cannot be read or written.
+    full: int = 0
 
 
 class Recorder:
     """Connects the processes that use a store with the record and the faults."""
 
-    _RULE: ClassVar = struct.Struct("=10q")
+    _RULE: ClassVar = struct.Struct("=11q")
     _RULES: ClassVar = 4
     _HEAD: ClassVar = struct.Struct("=c3xiqqII")
 
-    def __init__(self, folder: Path) -> None:
-        """:param folder: of the store ``engage.db``."""
-        self._record, rules = folder / "record", folder / "rules"
+    def __init__(self, folder: Path, *, record: bool = True) -> None:
+        """:param folder: of the store ``engage.db``.
+        :param record: whether to keep the record, which has the contents of all writes.
+        """
+        self._record = folder / "record" if record else Path(os.devnull)
+        rules = folder / "rules"
         if not rules.exists():
             self._record.touch()
             rules.write_bytes(bytes(self._RULE.size * self._RULES))
