@@ -10,6 +10,7 @@ repeats the faults and what the clients send.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import http.client
 import json
 import os
@@ -51,7 +52,7 @@ VERIFY = [sys.executable, "-m", "engage", "verify"]
 
 
 class Mixed(Traffic):
-    """Events, deliveries of Segment and changes of subscriptions.
+    """Events, valid and not, conflicts, deliveries of Segment and changes of subscriptions.
 
     :param pause: seconds between two requests, which leave the machine to the other processes.
     """
@@ -66,7 +67,8 @@ class Mixed(Traffic):
         if pick < 0.1:
             members = {"type", "messageId", "userId", "anonymousId", "timestamp"}
             event = {name: value for name, value in self._event().items() if name in members}
-            event |= {"type": "track", "event": "Delivered"}
+            # An identity of its own: those of clients and of providers are separate.
+            event |= {"type": "track", "event": "Delivered", "messageId": f"w{event['messageId']}"}
             target = "/api/public/webhooks/segment"
             headers, body = SENDERS["segment"].deliver(
                 target, time.time(), payload=json.dumps(event).encode()
@@ -81,7 +83,18 @@ class Mixed(Traffic):
             change = {names[name]: value for name, value in link.items()}
             choice = {"changes": {"news": self._random.random() < 0.5}}
             return Request(SUBSCRIPTIONS, json.dumps(change | choice).encode(), (), method="PUT")
-        return super().request()
+        if pick < 0.17:
+            # A conflict with an earlier event, if there is one with this id.
+            event = self._event()
+            event["messageId"] = f"m-{self._seed}-{self._random.randint(1, self._count)}"
+            path = f"/v1/{event['type']}"
+            return Request(path, json.dumps(event).encode(), (event["messageId"],))
+        request = super().request()
+        if request.path == "/v1/batch" and pick < 0.3:
+            batch = json.loads(request.body)
+            batch["batch"].append({"type": "track", "userId": "invalid", "n": self._count})
+            return dataclasses.replace(request, body=json.dumps(batch).encode())
+        return request
 
 
 class Clients:
