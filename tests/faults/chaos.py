@@ -16,8 +16,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -25,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from faults import watch
 from faults.program import Report, parser
 from support import kafka, mongo
 from support.loader_process import Loaders, judge, wait_until_stored
@@ -48,7 +47,6 @@ LENGTHS = (0.3, 1.0, 1.0, 3.0, 3.0, 10.0)
 DAY = 86_400
 #: The beginning of the ids of users who only choose.
 CHOOSERS = "chooser-"
-VERIFY = [sys.executable, "-m", "engage", "verify"]
 
 
 class Mixed(Traffic):
@@ -203,8 +201,8 @@ class Setup:
             "server killed": self._server_killed,
             "server restarted": self._server_restarted,
             "server stopped": self._server_stopped,
-            "worker killed": lambda planned: self._kill(self.server.workers(), planned),
-            "worker stopped": lambda planned: self._stop(self.server.workers(), planned),
+            "worker killed": lambda planned: self._kill(self._workers(), planned),
+            "worker stopped": lambda planned: self._stop(self._workers(), planned),
             "connections cut": lambda planned: self.proxy.cut(),
             "connections held": self._held(self.proxy),
             "clock set": self._clock_set,
@@ -260,6 +258,10 @@ class Setup:
         _ignoring_the_dead(self.faults[planned.name])(planned)
         if inside is not None:
             inside.join()
+
+    def _workers(self) -> set[int]:
+        """Return the process ids of the workers; none while the server is dead."""
+        return self.server.workers() if self.server.process is not None else set()
 
     def _kill(self, pids: set[int], planned: Planned) -> None:
         os.kill(sorted(pids)[planned.pick % len(pids)], signal.SIGKILL)
@@ -448,25 +450,13 @@ def chaos(kind: str, seed: int, seconds: float, report: Report) -> None:
             f"{kind}: {done} faults, {clients.requests} requests with "
             f"{len(clients.acknowledged)} events, sent again {clients.retries} times"
         )
-        verify(setup.server, report)
+        watch.verify(setup.server, report)
         if setup.server.stop() != 0:
             report.fail(f"{kind}: the server ended badly: {setup.server.log()[-2000:]}")
         try:
             judge(setup.server, clients.acknowledged, clients.sent, choosers=CHOOSERS)
         except AssertionError as error:
             report.fail(f"{kind}: {str(error)[:4000]}")
-
-
-def verify(server: Server, report: Report) -> None:
-    """Let ``engage verify`` look at the store while the server runs."""
-    command = [*VERIFY, "--json", "--config", str(server.config)]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    if found.returncode != 0:
-        report.fail(
-            f"engage verify: {found.returncode}: {found.stdout[-4000:]}{found.stderr[-500:]}"
-        )
-    else:
-        report.say(f"engage verify: {found.stdout.strip()[:500]}")
 
 
 def main() -> None:

@@ -2,8 +2,9 @@
 """Send millions of requests, valid and not, to a real server.
 
 It fails on a 5xx other than 503, on a complete request without an answer, on memory or descriptors
-that are not released, on an error in the log, and on a process that died. ``--seed`` repeats a run,
-``--only`` one of its inputs; the bytes of a failing input are kept in ``.cache/faults``.
+that are not released, on an error in the log, on a process that died, and on what ``engage verify``
+finds. ``--seed`` repeats a run, ``--only`` some of its inputs; the bytes of a failing input are
+kept in ``.cache/faults``.
 """
 
 from __future__ import annotations
@@ -228,6 +229,7 @@ async def fuzz(server: Server, report: Report, seed: int, seconds: float, client
     rate = fuzzer.requests / seconds
     report.say(f"{fuzzer.requests} requests in {seconds:.0f} s, {rate * 3600:,.0f} an hour")
     say_coverage(report, fuzzer, log)
+    watch.verify(server, report)
 
 
 def say_coverage(report: Report, fuzzer: Fuzzer, log: watch.LogReader) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import collections
 import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -105,6 +107,23 @@ def judge(report: Report, before: Use, after: Use | None, growth: int) -> None:
     if after.rss > before.rss + growth:
         grown, most = (after.rss - before.rss) / 2**20, growth / 2**20
         report.fail(f"{before.kind}: {grown:.1f} MiB more memory than before; {most:.1f} may be")
+
+
+def verify(server: Server, report: Report) -> None:
+    """Let ``engage verify`` look at the store while the server runs."""
+    command = [
+        *(sys.executable, "-m", "engage", "verify"),
+        "--json",
+        "--config",
+        str(server.config),
+    ]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    if found.returncode != 0:
+        report.fail(
+            f"engage verify: {found.returncode}: {found.stdout[-4000:]}{found.stderr[-500:]}"
+        )
+    else:
+        report.say(f"engage verify: {found.stdout.strip()[:500]}")
 
 
 class LogReader:
