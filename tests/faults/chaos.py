@@ -174,7 +174,7 @@ def schedule(seed: str, names: list[str]) -> Iterator[Planned]:
 class Setup:
     """A server with all that is behind it, and what can happen to it."""
 
-    #: What the tables of the storage are, and how fast the clients send.
+    #: Seconds between two requests of the clients.
     pause = 0.004
     workers = 2
 
