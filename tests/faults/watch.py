@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import subprocess
 import sys
@@ -48,24 +49,24 @@ def usage(server: Server) -> dict[int, Use]:
 
 
 def quiet(server: Server, descriptors: Mapping[int, int] | None = None) -> dict[int, Use]:
-    """Wait until a server without clients has released what it does not need, and return its use.
+    """Wait for three seconds in which a server without clients does not change, and return its use.
+
+    SQLite's writer merges keys and builds filters when it has nothing else to do.
 
     :param descriptors: process id → how many it should have in the end, for at most a minute.
     """
-    last: list[dict[int, int]] = []
+    last: list[dict[int, Use]] = []
 
     def settled() -> bool:
-        last.append({pid: use.descriptors for pid, use in usage(server).items()})
-        if descriptors is not None:
-            return last[-1] == descriptors
-        return len(last) > 50 and len({tuple(sorted(one.items())) for one in last[-50:]}) == 1
+        last.append(usage(server))
+        if any(one != last[-1] for one in last[-150:]) or len(last) < 150:
+            return False
+        now = {pid: use.descriptors for pid, use in last[-1].items()}
+        return descriptors is None or now == descriptors
 
-    try:
+    with contextlib.suppress(AssertionError):
         wait_for(settled, deadline=60)
-    except AssertionError:
-        if descriptors is None:
-            raise
-    return usage(server)
+    return last[-1]
 
 
 def copy_a_log(server: Server) -> None:
