@@ -4,6 +4,10 @@
 # make test-browser   run the tests in a real Chromium (installs it on Debian)
 # make test-timing    run the tests that measure seconds; the machine should do nothing else
 # make test-fast      run the tests that need no other programs
+# make power-cuts     judge 528 states that a disk may have after a power cut (two minutes)
+# make chaos          break a server and what is behind it for CHAOS_SECONDS (an hour)
+# make fuzz           send a real server valid and broken requests for FUZZ_SECONDS (an hour)
+# make soak           send SOAK_EVENTS events (ten million); the processes must not grow
 # make lint           check style and types
 # make bench          measure the speed
 # make bench-large    measure the speed with millions of events in the store (takes an hour)
@@ -23,11 +27,18 @@ PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
 # pytest exits with 5 if it selected no test, which is fine for a part of the suite.
 ALLOW_NO_TESTS = || [ $$? -eq 5 ]
 
+# How long the programs of tests/faults last, and additional arguments, such as `--seed 1`.
+CHAOS_SECONDS ?= 3600
+FUZZ_SECONDS ?= 3600
+SOAK_EVENTS ?= 10000000
+FAULTS_ARGS ?=
+FAULTS = PYTHONPATH=tests $(BIN)/python -m faults
+
 # Additional arguments for the first benchmark of `make bench`, and for the others. With --log,
 # `make bench` is `make bench-log`.
 BENCH_ARGS ?=
 
-.PHONY: help run install test test-timing test-fast test-browser lint bench bench-large bench-log dist clean
+.PHONY: help run install test test-timing test-fast test-browser power-cuts chaos fuzz soak lint bench bench-large bench-log dist clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -70,6 +81,20 @@ test-browser: $(VENV)/.test
 	@sh .ci/packages chromium
 	@$(BIN)/python tests/support/prepare.py browser
 	$(PYTEST) --dist worksteal -m browser $(ALLOW_NO_TESTS)
+
+power-cuts: $(VENV)/.test
+	@sh .ci/packages
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/plugins/sqlite/test_power_cuts.py --rounds 11 -k state $(PYTEST_ARGS)
+
+chaos: $(VENV)/.test
+	@sh .ci/packages
+	$(FAULTS).chaos --seconds $(CHAOS_SECONDS) $(FAULTS_ARGS)
+
+fuzz: $(VENV)/.test
+	$(FAULTS).fuzz --seconds $(FUZZ_SECONDS) $(FAULTS_ARGS)
+
+soak: $(VENV)/.test
+	$(FAULTS).soak --events $(SOAK_EVENTS) $(FAULTS_ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

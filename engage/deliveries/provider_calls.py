@@ -97,6 +97,8 @@ def translate(
         translation = provider.translate(request)
     except PayloadInvalid as error:
         return Translation(), [Problem("/", str(error))]
+    except RecursionError:
+        return Translation(), [Problem("/", "the delivery is nested too deeply")]
     except Exception as error:
         _log.exception("translating a webhook delivery failed")
         return Translation(), [Problem("/", f"the provider failed: {type(error).__name__}")]

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import orjson
 
-from engage.api import MAX_TIME, OptOut, Recipient, identifier_value, render_time
+from engage.api import MAX_TIME, OptOut, PayloadInvalid, Recipient, identifier_value, render_time
 
 __all__ = [
     "ElementIds",
@@ -51,8 +51,12 @@ def content_id(value: object) -> str:
 
     :param value: decoded JSON.
     :return: an id that is equal if the element is delivered again.
+    :raises PayloadInvalid: if it is nested too deeply: orjson writes 254 levels, and reads 1024.
     """
-    return event_id(orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode())
+    try:
+        return event_id(orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode())
+    except TypeError:
+        raise PayloadInvalid("an element without an id is nested too deeply") from None
 
 
 class ElementIds:

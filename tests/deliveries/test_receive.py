@@ -34,6 +34,7 @@ from engage.app import build
 from engage.cli import main
 from engage.config import Config, load
 from engage.deliveries.delivery import PATH_HEADER, REDACTED, redacted
+from engage.deliveries.provider_calls import translate
 from engage.monitoring.metrics import Metrics
 from engage.pipeline.ingest import Ingest
 from engage.registry import shared_credentials
@@ -287,6 +288,19 @@ async def test_an_event_beyond_a_limit_is_a_dead_letter(tmp_path: Path) -> None:
         large, deep = await server.dead_letters()
         assert "limits.webhook_event_bytes" in large.message
         assert "nested too deeply" in deep.message
+
+
+def test_a_delivery_that_is_nested_too_deeply_is_no_failure_of_the_provider(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    provider = make("shopify", {"client_secret": "one"})
+    body = b'{"id":1,"email":"a@b.c","line_items":%b%b}' % (b"[" * 900, b"]" * 900)
+    translation, problems = translate(
+        provider, request(body, {"X-Shopify-Topic": "orders/create"}), 9
+    )
+    assert not translation.events
+    assert [one.message for one in problems] == ["the delivery is nested too deeply"]
+    assert not caplog.records
 
 
 async def test_a_letter_can_be_translated_again(

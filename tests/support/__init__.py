@@ -4,6 +4,7 @@
 Tests are in the folder of the code they test: ``engage/pipeline/decode.py`` has
 ``tests/pipeline/test_decode.py``. ``tests/contract`` tests the HTTP API of a whole server,
 ``tests/sdks``, ``tests/clients`` and ``tests/browser`` what published clients send to it.
+``tests/faults`` has the programs of ``make chaos``, ``make fuzz`` and ``make soak``.
 
 A storage or a pipeline, without HTTP:
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import functools
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -43,6 +44,10 @@ class Sender:
     #: Whether a proof fits one body only.
     signs: bool
 
+    @functools.cached_property
+    def _suite(self) -> Any:
+        return self.case()
+
     def deliver(
         self,
         target: str,
@@ -52,7 +57,7 @@ class Sender:
         options: Mapping[str, Any] | None = None,
     ) -> tuple[list[Header], bytes]:
         """Return the headers and the body of a delivery to a path and query."""
-        suite: Any = self.case()
+        suite = self._suite
         suite.url = PUBLIC_URL + target
         body = self.payload if payload is None else payload
         if self.case is Mailchimp:

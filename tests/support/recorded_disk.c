@@ -23,7 +23,7 @@ static struct { enum kind kind; ino_t inode; } files[1 << 16];
 /* Of `thread`, 1 is the main thread of a process, 2 any other one. A call that fails kills the
    process before it returns (`kill` is 1), or a later call does. */
 static volatile struct rule {
-    int64_t kind, call, thread, skip, every, times, delay, kill, calls, failed;
+    int64_t kind, call, thread, skip, every, times, delay, kill, full, calls, failed;
 } *rules;
 enum { RULES = 4 };
 
@@ -80,6 +80,7 @@ static enum kind kind_of(int fd)
     return fstat(fd, &now) == 0 && now.st_ino == files[fd].inode ? files[fd].kind : UNRELATED;
 }
 
+/* Return the error with which a call fails, or 0. */
 static int fails(enum kind kind, char call)
 {
     if (calls_to_live > 0 && --calls_to_live == 0)
@@ -95,16 +96,16 @@ static int fails(enum kind kind, char call)
             continue;
         __atomic_fetch_add(&rule->failed, 1, __ATOMIC_SEQ_CST);
         calls_to_live = rule->kill;
-        return 1;
+        return rule->full ? ENOSPC : EIO;
     }
     return 0;
 }
 
-static int failed(void)
+static int failed(int error)
 {
     if (calls_to_live == 1)
         kill(getpid(), SIGKILL);
-    errno = EIO;
+    errno = error;
     return -1;
 }
 
@@ -140,8 +141,9 @@ int open64(const char *path, int flags, ...) __attribute__((alias("open")));
 static ssize_t write_file(int fd, const void *data, size_t size, off_t offset)
 {
     enum kind kind = kind_of(fd);
-    if (kind != UNRELATED && fails(kind, 'w'))
-        return failed();
+    int error = kind == UNRELATED ? 0 : fails(kind, 'w');
+    if (error)
+        return failed(error);
     ssize_t written = offset < 0 ? syscall(SYS_write, fd, data, size)
                                  : syscall(SYS_pwrite64, fd, data, size, offset);
     if (kind != UNRELATED && written > 0) {
@@ -178,9 +180,9 @@ static int sync_file(int fd, long number)
         return syscall(number, fd);
     /* The thread connects the end to the begin: it makes one such call at a time. */
     note('s', 0, files[fd].inode, gettid(), NULL, NULL, 0);
-    int failing = fails(kind, 's'), status = failing ? -1 : syscall(number, fd);
+    int error = fails(kind, 's'), status = error ? -1 : syscall(number, fd);
     note(kind == FOLDER ? 'F' : 'S', status, files[fd].inode, gettid(), NULL, NULL, 0);
-    return failing ? failed() : status;
+    return error ? failed(error) : status;
 }
 
 int fsync(int fd) { return sync_file(fd, SYS_fsync); }

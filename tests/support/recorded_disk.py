@@ -7,6 +7,8 @@ leaves pages in the cache that are not on the disk and count as written, as Linu
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import mmap
 import os
 import random
@@ -35,18 +37,23 @@ class Fault(NamedTuple):
     delay: int = 0  #: Microseconds that each call takes longer.
     #: The so many-th call, from the one that fails, kills its process.
     kill: int = 0
+    #: 1: the error says that the disk is full; otherwise that it cannot be read or written.
+    full: int = 0
 
 
 class Recorder:
     """Connects the processes that use a store with the record and the faults."""
 
-    _RULE: ClassVar = struct.Struct("=10q")
+    _RULE: ClassVar = struct.Struct("=11q")
     _RULES: ClassVar = 4
     _HEAD: ClassVar = struct.Struct("=c3xiqqII")
 
-    def __init__(self, folder: Path) -> None:
-        """:param folder: of the store ``engage.db``."""
-        self._record, rules = folder / "record", folder / "rules"
+    def __init__(self, folder: Path, *, record: bool = True) -> None:
+        """:param folder: of the store ``engage.db``.
+        :param record: whether to keep the record, which has the contents of all writes.
+        """
+        self._record = folder / "record" if record else Path(os.devnull)
+        rules = folder / "rules"
         if not rules.exists():
             self._record.touch()
             rules.write_bytes(bytes(self._RULE.size * self._RULES))
@@ -70,9 +77,14 @@ class Recorder:
 
     def acknowledge(self, names: list[str]) -> None:
         """Record that a client was told that these events are stored."""
-        data = "\n".join(names).encode()
+        self.note("a", "\n".join(names))
+
+    def note(self, what: str, text: str = "", name: str = "") -> None:
+        """Record something else that happened: ``text`` and ``name`` are in the :class:`Call`."""
+        data = text.encode()
         with self._record.open("ab", buffering=0) as file:
-            file.write(self._HEAD.pack(b"a", 0, 0, 0, 0, len(data)) + data)
+            head = self._HEAD.pack(what.encode(), 0, 0, 0, len(name), len(data))
+            file.write(head + name.encode() + data)
 
     def calls(self) -> list[Call]:
         """Return what the processes did, in order."""
@@ -174,6 +186,18 @@ class _File:
         return bytes(disk)
 
 
+@dataclasses.dataclass
+class Promised:
+    """What clients were told before a cut."""
+
+    #: Events that are stored.
+    acknowledged: set[str] = dataclasses.field(default_factory=set)
+    #: Old events that retention has deleted.
+    expired: set[str] = dataclasses.field(default_factory=set)
+    #: Backups that are complete → the events that were acknowledged before each.
+    backups: dict[str, set[str]] = dataclasses.field(default_factory=dict)
+
+
 class _Disk:
     """The files of a store while a record is replayed."""
 
@@ -183,11 +207,16 @@ class _Disk:
         self._names: dict[str, _File] = {}
         #: Changes of names that no sync of the folder covers: old name, new name, new file.
         self._renames: list[tuple[str, str, _File | None]] = []
-        self.acknowledged: set[str] = set()
+        self.promised = Promised()
 
     def replay(self, one: Call) -> None:
+        names = one.data.decode().split() if one.call in "axb" else []
         if one.call == "a":
-            self.acknowledged.update(one.data.decode().split())
+            self.promised.acknowledged.update(names)
+        elif one.call == "x":
+            self.promised.expired.update(names)
+        elif one.call == "b":
+            self.promised.backups[one.name] = set(names)
         elif one.call == "c":
             self._files[one.file] = _File()
             self._renames.append(("", one.name, self._files[one.file]))
@@ -214,22 +243,27 @@ class _Disk:
 
 def states(
     calls: list[Call], count: int, seed: str
-) -> Iterator[tuple[str, dict[str, bytes], set[str]]]:
+) -> Iterator[tuple[str, dict[str, bytes], Promised]]:
     """Build states of a disk after cuts, half of them after the first sync that failed.
 
-    :return: where the cut is, the files, and the events that were acknowledged.
+    :param calls: if ``m`` is noted among them, half of the cuts are soon after it.
+    :return: where the cut is, the files, and what was promised.
     """
     chance = random.Random(seed)
     errors = [at for at, one in enumerate(calls) if one.call == "S" and one.result]
+    marks = [at for at, one in enumerate(calls) if one.call == "m"]
     while count > 0:
-        starts = [chance.choice((0, *errors[:1])) for _ in range(min(7, count - 1))]
-        cuts = [len(calls), *(chance.randrange(start, len(calls)) for start in starts)]
+        cuts = [len(calls)]
+        for _ in range(min(7, count - 1)):
+            start = chance.choice((0, *(marks or errors)[:1]))
+            end = min(start + 150, len(calls)) if start in marks else len(calls)
+            cuts.append(chance.randrange(start, end))
         count -= len(cuts)
         kept = chance.choice((0, 0, chance.random()))
         disk = _Disk(kept, chance)
         for at in range(len(calls) + 1):
             for _ in range(cuts.count(at)):
                 where = f"cut {at} of {len(calls)}, {kept:.0%} kept by failed syncs"
-                yield where, disk.after_cut(), disk.acknowledged.copy()
+                yield where, disk.after_cut(), copy.deepcopy(disk.promised)
             if at < len(calls):
                 disk.replay(calls[at])

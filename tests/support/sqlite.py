@@ -46,6 +46,25 @@ type = "opt_in"
 id = "other"
 """
 
+#: Make the tables of a checkout from before suppressed addresses and the provenance of choices.
+WITHOUT_SUPPRESSIONS = """
+DROP TABLE suppressions; ALTER TABLE history DROP COLUMN secret;
+ALTER TABLE history DROP COLUMN user_agent; ALTER TABLE history DROP COLUMN address;
+"""
+#: Make those of a checkout from before visitors.
+WITHOUT_VISITORS = f"""{WITHOUT_SUPPRESSIONS}
+DROP TABLE visitor_totals; DROP INDEX links_first; DROP INDEX identifiers_kind;
+ALTER TABLE profiles DROP COLUMN chosen_first; ALTER TABLE profiles DROP COLUMN chosen_last;
+ALTER TABLE profiles DROP COLUMN changed_at; ALTER TABLE links DROP COLUMN workspace;
+ALTER TABLE links DROP COLUMN received_at; ALTER TABLE links DROP COLUMN message_id;
+ALTER TABLE links DROP COLUMN origin; ALTER TABLE links DROP COLUMN decided_at;
+ALTER TABLE links DROP COLUMN decision_id; ALTER TABLE links DROP COLUMN decision_origin;
+ALTER TABLE links DROP COLUMN undone; ALTER TABLE identifiers DROP COLUMN kind;
+ALTER TABLE choices DROP COLUMN change_id;
+CREATE INDEX identifiers_claimed
+    ON identifiers (workspace, trait, value, claimed_at, profile);
+"""
+
 
 def config_file(folder: Path, name: str = "engage") -> Path:
     """Write a config with an SQLite store and the workspaces ``acme`` and ``other``."""

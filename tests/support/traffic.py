@@ -26,6 +26,9 @@ class Request:
     path: str
     body: bytes
     message_ids: tuple[str, ...]
+    method: str = "POST"
+    #: In addition to the usual ones.
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 class Traffic:
@@ -127,7 +130,7 @@ class Sender:
             with self._lock:
                 request = self.traffic.request()
             try:
-                acknowledged, answer = _send(connection, request)
+                acknowledged, answer = send(connection, request)
             except (OSError, http.client.HTTPException):
                 with self._lock:
                     self.unanswered.append(request)
@@ -140,10 +143,14 @@ class Sender:
         connection.close()
 
 
-def _send(connection: http.client.HTTPConnection, request: Request) -> tuple[bool, str]:
+def send(connection: http.client.HTTPConnection, request: Request) -> tuple[bool, str]:
+    """Send a request, and return whether it was acknowledged, and the status and the body.
+
+    :raises OSError: if there is no answer, as ``http.client.HTTPException``.
+    """
     token = base64.b64encode(f"{KEY}:".encode()).decode()
     headers = {"Authorization": f"Basic {token}", "Content-Type": "application/json"}
-    connection.request("POST", request.path, request.body, headers)
+    connection.request(request.method, request.path, request.body, {**headers, **request.headers})
     response = connection.getresponse()
     answer = f"{response.status} {response.read()[:300]!r}"
     return response.status == 200, answer
@@ -162,11 +169,11 @@ def send_all(address: tuple[str, int], requests: Iterable[Request], connections:
         connection = http.client.HTTPConnection(*address, timeout=DEADLINE)
         try:
             while (request := todo.get()) is not None:
-                acknowledged, answer = _send(connection, request)
+                acknowledged, answer = send(connection, request)
                 end = time.monotonic() + DEADLINE
                 while answer.startswith("503") and time.monotonic() < end:
                     time.sleep(0.2)  # The disk of a busy machine may stall.
-                    acknowledged, answer = _send(connection, request)
+                    acknowledged, answer = send(connection, request)
                 if not acknowledged:
                     failures.append(answer)
         except (OSError, http.client.HTTPException) as error:

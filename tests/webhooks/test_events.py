@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times as providers write them, read by the webhook kit."""
+"""What the webhook kit makes of the elements of a delivery: times, and ids of their content."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from engage.webhooks import iso_time
+from engage.api import PayloadInvalid
+from engage.webhooks import content_id, iso_time, parse_json
 
 
 @pytest.mark.parametrize(
@@ -48,3 +49,15 @@ def test_a_time_is_read(written: str, read: str) -> None:
 )
 def test_a_value_that_is_not_a_time_is_none(written: Any) -> None:
     assert iso_time(written) is None
+
+
+def test_the_content_of_an_element_is_its_id() -> None:
+    assert content_id({"a": 1, "b": [2]}) == content_id({"b": [2], "a": 1}) != content_id({"a": 1})
+
+
+def test_an_element_that_is_nested_too_deeply_has_no_id() -> None:
+    """JSON can be read to a greater depth than it can be written."""
+    deep = {depth: parse_json('{"a":%s}' % ("[" * depth + "]" * depth)) for depth in (200, 400)}
+    assert content_id(deep[200])
+    with pytest.raises(PayloadInvalid, match="nested too deeply"):
+        content_id(deep[400])

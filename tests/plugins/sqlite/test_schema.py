@@ -22,7 +22,7 @@ from engage_plugins.sqlite import schema
 from engage_plugins.sqlite.engine import Engine
 from engage_plugins.sqlite.reader import Reader
 from engage_plugins.sqlite.store import SqliteStorage
-from support.sqlite import make, settings
+from support.sqlite import WITHOUT_SUPPRESSIONS, WITHOUT_VISITORS, make, settings
 from support.sqlite_keys import are_duplicates, opened, write_all
 
 ADD_A_TABLE = "CREATE TABLE added (name TEXT)"
@@ -121,26 +121,6 @@ def test_a_migration_that_fails_has_no_effect(
 
 
 # ------------------------------------------------------------------------------- earlier checkouts
-#: Make the tables of a checkout from before suppressed addresses and the provenance of choices.
-WITHOUT_SUPPRESSIONS = """
-DROP TABLE suppressions; ALTER TABLE history DROP COLUMN secret;
-ALTER TABLE history DROP COLUMN user_agent; ALTER TABLE history DROP COLUMN address;
-"""
-#: Make those of a checkout from before visitors.
-WITHOUT_VISITORS = f"""{WITHOUT_SUPPRESSIONS}
-DROP TABLE visitor_totals; DROP INDEX links_first; DROP INDEX identifiers_kind;
-ALTER TABLE profiles DROP COLUMN chosen_first; ALTER TABLE profiles DROP COLUMN chosen_last;
-ALTER TABLE profiles DROP COLUMN changed_at; ALTER TABLE links DROP COLUMN workspace;
-ALTER TABLE links DROP COLUMN received_at; ALTER TABLE links DROP COLUMN message_id;
-ALTER TABLE links DROP COLUMN origin; ALTER TABLE links DROP COLUMN decided_at;
-ALTER TABLE links DROP COLUMN decision_id; ALTER TABLE links DROP COLUMN decision_origin;
-ALTER TABLE links DROP COLUMN undone; ALTER TABLE identifiers DROP COLUMN kind;
-ALTER TABLE choices DROP COLUMN change_id;
-CREATE INDEX identifiers_claimed
-    ON identifiers (workspace, trait, value, claimed_at, profile);
-"""
-
-
 def tables(path: Path) -> set[tuple[str, ...]]:
     """Return the columns and the indexes of a store."""
     with contextlib.closing(sqlite3.connect(path)) as db:
