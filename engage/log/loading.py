@@ -39,7 +39,7 @@ from engage.monitoring.throttle import Throttle
 from engage.pipeline.conflicts import Conflicts
 from engage.pipeline.decode import text_too_deep
 from engage.pipeline.explain import STAMP
-from engage.pipeline.group_commit import GROUP_BYTES, GROUP_WEIGHT
+from engage.pipeline.group_commit import GROUP_BYTES
 from engage.pipeline.normalise import weight_of
 from engage.upkeep.tombstones import Tombstones
 
@@ -48,12 +48,14 @@ if TYPE_CHECKING:
     from engage.monitoring.metrics import Metrics
     from engage.pipeline.ingest import Ingest
 
-__all__ = ["Loader", "Range"]
+__all__ = ["PORTION_RECORDS", "Loader", "Range"]
 
 _log = logging.getLogger(__name__)
 
 #: Seconds that a reader waits for the first record; a drain waits as long.
 READ_WAIT: Final = 0.25
+#: Weight of one write at most, and so its records: no client waits for it.
+PORTION_RECORDS: Final = 4000
 #: Records of the first write: how fast the storage is, is not known yet.
 _FIRST: Final = 500
 #: The part of the time limit below which the next write may be twice as large: it then takes at
@@ -130,7 +132,7 @@ class Loader:
         )
         #: Records that are written at once at most, each of a weight of at least 1. It follows what
         #: the storage can do.
-        self._at_once = min(_FIRST, GROUP_WEIGHT)
+        self._at_once = min(_FIRST, PORTION_RECORDS)
         #: Whether the loader is a member of the group.
         self.joined = False
         #: Partitions with a record of an unknown version → why it cannot be read.
@@ -181,7 +183,7 @@ class Loader:
         self._report_paused()
         batch = await self.log_calls.call(
             lambda: reader.read(
-                max_records=min(GROUP_WEIGHT, self._at_once),
+                max_records=min(PORTION_RECORDS, self._at_once),
                 max_bytes=GROUP_BYTES,
                 wait=READ_WAIT,
             ),
@@ -233,7 +235,7 @@ class Loader:
             else:
                 self.store_calls.succeeded()
                 if time.monotonic() - started < self._timeout * _FAST:
-                    self._at_once = min(2 * self._at_once, GROUP_WEIGHT)
+                    self._at_once = min(2 * self._at_once, PORTION_RECORDS)
             failures = 0
             items = items[len(part) :]
             offsets = {read.partition: read.offset + 1 for read, _ in part}

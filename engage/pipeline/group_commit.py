@@ -6,8 +6,7 @@ written at once. A storage may take several calls at the same time. Then the nex
 the others as soon as enough requests wait (:attr:`WriteQueue.is_due`), so that the store works on
 one call while this process prepares another. A call takes requests of all write keys in rotation,
 so one busy key does not delay the others. A large request is submitted in parts
-(:mod:`engage.pipeline.ingest`). While several keys write, a call takes one of them, not all that
-fit: a request of another key that arrives during the call waits for all of it.
+(:mod:`engage.pipeline.ingest`); while other keys wait, a call takes one of them, not all that fit.
 
 The waiting requests are limited in weight and bytes, in total and for each key. The limit is asked
 for before a request is decoded (:mod:`engage.pipeline.admission`): :meth:`GroupCommit.submit`
@@ -61,15 +60,14 @@ _DIVIDING_CALLS: Final = 200
 _REFUSED_IN_A_ROW: Final = 10
 
 #: Maximum weight and bytes of the writes that run at the same time, except for a single request
-#: that is larger. Beyond this, throughput does not improve, while every request in a write waits
-#: for all of it.
-GROUP_WEIGHT: Final = 4000
+#: that is larger. Every request in a write waits for all of it, and so do those that arrive
+#: meanwhile, in every process. With twice as much, SQLite stores a tenth more, but one event of
+#: another key takes twice as long.
+GROUP_WEIGHT: Final = 2000
 GROUP_BYTES: Final = 16 * 1024 * 1024
 #: The same for a part of a large request. The requests of other keys wait for about two parts.
 PART_WEIGHT: Final = 1000
 PART_BYTES: Final = 1024 * 1024
-#: Calls after a request of another key that are as small as a part.
-_CONTESTED: Final = 100
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -83,6 +81,7 @@ class GroupCommit(Generic[_Item, _Result]):
     :param max_weight: the weight, waiting and in the current calls, at which the queue is full.
     :param max_bytes: the same in bytes.
     :param share: the part of both that one write key may have.
+    :param group_weight: the maximum weight of the calls that run at the same time.
     :param calls: the maximum number of calls at the same time.
     :param timeout: seconds that a call may take, and that a request may wait for it.
     :param done: called after each successful call with its seconds, items and results.
@@ -100,6 +99,7 @@ class GroupCommit(Generic[_Item, _Result]):
         max_weight: int,
         max_bytes: int,
         share: float = 1.0,
+        group_weight: int = GROUP_WEIGHT,
         calls: int = 1,
         timeout: float,
         done: Callable[[float, Sequence[_Item], Sequence[_Result]], None],
@@ -110,7 +110,11 @@ class GroupCommit(Generic[_Item, _Result]):
         self._call = call
         #: The requests that wait or are being written.
         self.queue: WriteQueue[_Item, _Result] = WriteQueue(
-            max_weight=max_weight, max_bytes=max_bytes, share=share, writes=calls
+            max_weight=max_weight,
+            max_bytes=max_bytes,
+            share=share,
+            group_weight=group_weight,
+            writes=calls,
         )
         self._calls = calls
         self._timeout = timeout
@@ -488,18 +492,24 @@ class WriteQueue(Room[_Item, _Result]):
     :param max_weight: the weight at which there is no more room.
     :param max_bytes: the same in bytes.
     :param share: the part of both that one write key may have.
-    :param writes: how many writes may run at the same time; they share :data:`GROUP_WEIGHT` and
-        :data:`GROUP_BYTES`.
+    :param group_weight: the maximum weight of the writes that run at the same time.
+    :param writes: how many these may be; they share the weight and :data:`GROUP_BYTES`.
     """
 
-    def __init__(self, *, max_weight: int, max_bytes: int, share: float, writes: int = 1) -> None:
+    def __init__(
+        self,
+        *,
+        max_weight: int,
+        max_bytes: int,
+        share: float,
+        group_weight: int = GROUP_WEIGHT,
+        writes: int = 1,
+    ) -> None:
         super().__init__(max_weight=max_weight, max_bytes=max_bytes, share=share)
+        self._group_weight = group_weight
         self._writes = writes
         #: By write key, in the order of rotation; never empty.
         self._queues: dict[str, collections.deque[WriteRequest[_Item, _Result]]] = {}
-        self._last_key: str | None = None
-        #: How many more writes are small, because several keys write.
-        self._contested = 0
         #: The weight of the requests that are being written.
         self._writing = 0
         #: How many items wait.
@@ -523,9 +533,6 @@ class WriteQueue(Room[_Item, _Result]):
         queue = self._queues.get(request.key)
         if queue is None:
             queue = self._queues[request.key] = collections.deque()
-            if request.key != self._last_key:
-                self._contested = 0 if self._last_key is None else _CONTESTED
-                self._last_key = request.key
         queue.append(request)
         self.waiting += len(request.items)
         super().add(request)
@@ -533,13 +540,11 @@ class WriteQueue(Room[_Item, _Result]):
     def next_group(self) -> list[WriteRequest[_Item, _Result]]:
         """Remove the requests of the next write from the queues, one of each key in turn."""
         queues = self._queues
-        contested = self._contested > 0
-        self._contested -= contested
+        contested = len(queues) > 1
         group: list[WriteRequest[_Item, _Result]] = []
         weight = size = 0
-        max_weight, max_size = GROUP_WEIGHT // self._writes, GROUP_BYTES // self._writes
-        if contested:
-            max_weight, max_size = min(max_weight, PART_WEIGHT), min(max_size, PART_BYTES)
+        max_weight = self._group_weight // self._writes
+        max_size = GROUP_BYTES // self._writes
         keys = list(queues)
         while keys:
             left = []

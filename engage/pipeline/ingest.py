@@ -29,7 +29,7 @@ from engage.api import (
 )
 from engage.monitoring.throttle import Throttle
 from engage.pipeline.admission import QUEUE_WAIT, Admission
-from engage.pipeline.group_commit import PART_BYTES, PART_WEIGHT, GroupCommit
+from engage.pipeline.group_commit import GROUP_WEIGHT, PART_BYTES, PART_WEIGHT, GroupCommit
 from engage.upkeep.time_limit import within
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ class Ingest:
     :param failed: called after each write of events that failed.
     :param refuses: whether an event with which the storage raises an unexpected error is refused,
         and a dead letter dropped; otherwise the whole request fails.
+    :param group_weight: see :class:`~engage.pipeline.group_commit.GroupCommit`; for events.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Ingest:
         alive: Callable[[], None] = lambda: None,
         failed: Callable[[], None] = lambda: None,
         refuses: bool = True,
+        group_weight: int = GROUP_WEIGHT,
     ) -> None:
         self.store = store
         self._metrics = metrics
@@ -104,6 +106,7 @@ class Ingest:
             max_weight=limits.queue_events,
             max_bytes=limits.queue_bytes,
             share=limits.queue_percent_per_key / 100,
+            group_weight=group_weight,
             calls=store.concurrent_writes,
             timeout=write_timeout,
             done=self._written,

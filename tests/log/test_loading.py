@@ -89,7 +89,7 @@ async def test_nothing_is_committed_before_it_is_stored(monkeypatch: pytest.Monk
     seen: list[dict[int, int]] = []
     store.before = lambda _: seen.append(broker.committed("engage"))
     put(broker, *events("a", "b"))
-    monkeypatch.setattr(load_module, "GROUP_WEIGHT", 1)
+    monkeypatch.setattr(load_module, "PORTION_RECORDS", 1)
     async with loading(broker, store):
         await caught_up(broker)
     assert seen == [{}, {0: 1}]
@@ -615,7 +615,7 @@ async def test_a_drain_finishes_the_batch(monkeypatch: pytest.MonkeyPatch) -> No
     go = asyncio.Event()
     store.before = lambda _: go.wait()
     put(broker, *events("a", "b"))
-    monkeypatch.setattr(load_module, "GROUP_WEIGHT", 1)
+    monkeypatch.setattr(load_module, "PORTION_RECORDS", 1)
     async with loading(broker, store) as running:
         await eventually(lambda: store.writes)
         running.loader.stop()
@@ -650,7 +650,7 @@ async def test_loaders_that_die_anywhere_store_everything_once(
             sent += new
             put(broker, *new, *chance.sample(sent, 5))
             if len(running) < 2:
-                monkeypatch.setattr(load_module, "GROUP_WEIGHT", chance.randrange(1, 60))
+                monkeypatch.setattr(load_module, "PORTION_RECORDS", chance.randrange(1, 60))
                 stack = loading(broker, store)
                 running.append((stack, await stack.__aenter__()))
             await asyncio.sleep(chance.random() * 0.05)

@@ -65,9 +65,8 @@ async def test_a_request_is_answered_after_its_call_returned() -> None:
 
 
 async def test_one_call_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_commit, "GROUP_WEIGHT", 3)
     monkeypatch.setattr(group_commit, "GROUP_BYTES", 50)
-    target = Target()
+    target = Target(group_weight=3)
     requests = [
         target.submit("a", "b"),
         target.submit("c", "d"),
@@ -79,9 +78,8 @@ async def test_one_call_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert target.calls == [["a", "b"], ["c", "d", "e"], ["f"], ["g", "h", "i", "j"]]
 
 
-async def test_weights_count_instead_of_items(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_commit, "GROUP_WEIGHT", 10)
-    target = Target()
+async def test_weights_count_instead_of_items() -> None:
+    target = Target(group_weight=10)
     commit = target.group_commit
     await asyncio.gather(
         commit.submit(["a"], 1, weight=6),
@@ -158,9 +156,8 @@ async def test_only_large_requests_are_refused_for_the_bytes_of_other_keys() -> 
     await asyncio.gather(*requests)
 
 
-async def test_keys_are_written_in_rotation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_commit, "GROUP_WEIGHT", 3)
-    target = Target()
+async def test_keys_are_written_in_rotation() -> None:
+    target = Target(group_weight=3)
     commit = target.group_commit
     busy = [commit.submit([f"busy {number}"], 1, key="busy") for number in range(6)]
     quiet = commit.submit(["quiet"], 1, key="quiet")
@@ -169,29 +166,7 @@ async def test_keys_are_written_in_rotation(monkeypatch: pytest.MonkeyPatch) -> 
     assert [len(call) for call in target.calls] == [3, 3, 1]
 
 
-async def test_calls_stay_small_for_a_while_after_a_request_of_another_key(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Such a key will send again, and its request then waits for the call of that moment."""
-    monkeypatch.setattr(group_commit, "PART_WEIGHT", 2)
-    monkeypatch.setattr(group_commit, "_CONTESTED", 3)
-    target = Target()
-    submit = target.group_commit.submit
-    busy = [submit([str(number)], 1, key="busy") for number in range(8)]
-    await asyncio.gather(*busy)
-    assert [len(call) for call in target.calls] == [8]
-    target.calls.clear()
-    quiet = submit(["quiet"], 1, key="quiet")
-    busy = [submit([str(number)], 1, key="busy") for number in range(9)]
-    await asyncio.gather(*busy, quiet)
-    assert target.calls[0] == ["quiet", "0"]
-    assert [len(call) for call in target.calls] == [2, 2, 2, 4]
-
-
-async def test_other_keys_come_between_the_parts_of_a_large_request(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(group_commit, "_CONTESTED", 1)
+async def test_other_keys_come_between_the_parts_of_a_large_request() -> None:
     target = Target()
     submit = target.group_commit.submit
     gates = target.hold_each(4)
@@ -563,10 +538,9 @@ async def test_what_was_too_little_is_written_after_the_other_call() -> None:
     assert await requests[3] == ["<d>"]
 
 
-async def test_the_calls_share_the_maximum_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_calls_share_the_maximum_of_one() -> None:
     """So the memory that they need does not grow with their number."""
-    monkeypatch.setattr(group_commit, "GROUP_WEIGHT", 6)
-    target = Target(calls=2)
+    target = Target(group_weight=6, calls=2)
     gates = target.hold_each(4)
     requests = await started(target, "abcdefgh")
     assert target.calls == [["a", "b", "c"], ["d", "e", "f"]]

@@ -13,7 +13,7 @@ from typing import Any
 
 from engage.api import DeadLetter, Event, EventLog, EventStore, record_of
 from engage.config import DEFAULT_LIMITS, LogConfig
-from engage.log.loading import Loader, Range
+from engage.log.loading import PORTION_RECORDS, Loader, Range
 from engage.pipeline.ingest import Ingest
 from support.memory_log import MemoryBroker, MemoryLog
 from support.pipeline import CountingMetrics
@@ -94,6 +94,7 @@ def start_loader(
         metrics=metrics,
         stored=stored,
         refuses=False,
+        group_weight=PORTION_RECORDS,
     )
 
     loader = Loader(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from engage.api import StorageError, StorageIncompatible, StorageMissing
 from engage.log.lag import Lag
-from engage.log.loading import Loader, Range
+from engage.log.loading import PORTION_RECORDS, Loader, Range
 from engage.monitoring import logs
 from engage.monitoring.metrics import Metrics
 from engage.monitoring.prometheus import SharedNumbers, registry_of
@@ -83,6 +83,7 @@ class Load:
             failed=self.readiness.write_failed,
             # The loader divides what fails: the letters of its events must not be dropped.
             refuses=False,
+            group_weight=PORTION_RECORDS,
         )
 
     def loader(self, range_: Range | None = None) -> Loader:

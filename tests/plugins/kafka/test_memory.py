@@ -63,7 +63,7 @@ def test_a_loader_holds_two_batches_and_one_fetch_of_each_partition(
     kafka_nodes: kafka.Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long the backlog is, and however slow the storage."""
-    monkeypatch.setattr("engage.log.loading.GROUP_WEIGHT", PORTION)
+    monkeypatch.setattr("engage.log.loading.PORTION_RECORDS", PORTION)
     config = {"max.message.bytes": str(FETCH)}
     topic = kafka_nodes.make_topic(topic_name(), partitions=PARTITIONS, config=config)
     peak = 0
