@@ -46,10 +46,6 @@ MAX_ELEMENT: Final = 128 * 1024
 _TOKENS: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
 
 
-#: The name of the event that a ``delete`` is stored as.
-DELETION: Final = "User Deletion Requested"
-
-
 class Segment(SecretProvider):
     """Deliveries of one Segment destination."""
 
@@ -61,7 +57,6 @@ class Segment(SecretProvider):
     )
 
     signing = Signing(signature="x-signature", body=True)
-    erasure_requests = (DELETION,)
 
     def __init__(self, options: Mapping[str, Any], context: ProviderContext) -> None:
         super().__init__(options, context)
@@ -79,10 +74,10 @@ class Segment(SecretProvider):
         )
 
     def translate(self, request: WebhookRequest) -> Translation:
-        """Return the events as they are, and each ``delete`` as an erasure; ignore other types."""
+        """Return the events as they are, and who is to be deleted; ignore other types."""
         payload = parse_json(request.body)
         events: list[TranslatedEvent] = []
-        erasures: list[TranslatedEvent] = []
+        erasures: list[str] = []
         rejected: list[Rejected] = []
         ignored = 0
         elements = payload if isinstance(payload, list) else [payload]
@@ -94,13 +89,10 @@ class Segment(SecretProvider):
             kind = item.get("type")
             if not isinstance(kind, str):
                 rejected.append(Rejected(index, "type: required"))
-            elif kind.lower() == "delete" and item.get("userId"):
-                # It has no message id: https://segment.com/docs/privacy/user-deletion-and-suppression
-                asked = {key: item[key] for key in ("userId", "timestamp") if key in item}
-                asked |= {"type": "track", "event": DELETION, "messageId": content_id(item)}
-                erasures.append(TranslatedEvent(asked, index=index))
             elif kind.lower() not in EVENT_TYPES:
                 ignored += 1
+                if kind.lower() == "delete" and isinstance(item.get("userId"), str):
+                    erasures.append(item["userId"])
             else:
                 document = {**item, "type": kind.lower()}
                 timed = item.get("timestamp") or item.get("originalTimestamp")
@@ -108,7 +100,7 @@ class Segment(SecretProvider):
                     content_id(item) if timed else ids(index)
                 )
                 events.append(TranslatedEvent(document, index=index))
-        if rejected and not (events or erasures or ignored):
+        if rejected and not events and not ignored:
             raise PayloadInvalid(f"no element is an event; the first {rejected[0].message}")
         return Translation(events=events, erasures=erasures, ignored=ignored, rejected=rejected)
 

@@ -147,9 +147,9 @@ class Translation:
     """The events of a delivery."""
 
     events: Sequence[TranslatedEvent] = ()
-    #: Notices that a person wants to be erased, where they are no events of the service. They are
-    #: stored like events, under a name of ``erasure_requests``.
-    erasures: Sequence[TranslatedEvent] = ()
+    #: The ids of users that the service wants to be erased, where it says so without an event: for
+    #: `engage erase requests`. The elements count as ``ignored`` too.
+    erasures: Sequence[str] = ()
     #: How many elements were understood and deliberately left out.
     ignored: int = 0
     #: Elements that were not understood; if there are any, the delivery becomes a dead letter too.
@@ -238,9 +238,8 @@ class Provider(abc.ABC):
     #: The channels of the :class:`OptOut` of its events, such as ``email`` or ``sms``; empty: it
     #: reports none. The core reads them as it does ``identifiers``.
     opt_out_channels: Sequence[str] = ()
-    #: Names of its events with which a service passes on that a person wants to be erased, also of
-    #: :attr:`Translation.erasures`, for `engage erase requests`. The core reads these from the
-    #: registered factory as well.
+    #: Names of its events with which a service passes on that a person wants to be erased, for
+    #: `engage erase requests`. The core reads these from the registered factory as well.
     erasure_requests: Sequence[str] = ()
     #: The largest body of the service's deliveries in bytes, compressed and decompressed; ``None``:
     #: ``limits.webhook_body_bytes``, which a larger value does not exceed. A body costs time and

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 import orjson
 
-from engage.api import Event, EventStore
+from engage.api import EventStore
 from engage.cli.common import (
     CONFIG_FILE,
     config_option,
@@ -29,7 +29,7 @@ from engage.cli.common import (
 from engage.cli.progress import Progress
 from engage.config import load
 from engage.erasure.erase import Receipt, erase_user, repeat
-from engage.erasure.requests import erasure_requests
+from engage.erasure.requests import Request, erasure_requests
 from engage.upkeep.erasures import Erasure, key_of, read
 
 __all__ = ["erase", "repeated"]
@@ -119,14 +119,14 @@ def user_(
 def requests(ctx: click.Context, config_path: Path, workspace_id: str | None) -> None:
     """List the requests to erase that providers passed on.
 
-    Such as Shopify's `customers/redact`. None of them proves who asks: look at it, and use
-    `engage erase user`, which also removes the request.
+    Such as Shopify's `customers/redact` and Segment's `delete`. None of them proves who asks: look
+    at it, and use `engage erase user`, which also removes the request.
     """
     config, workspace = load_chosen(config_path, workspace_id)
     names = registry_of(ctx, config).erasure_requests(config, workspace)
 
-    async def look(store: EventStore) -> Sequence[Event]:
-        return [event async for event in erasure_requests(store, workspace, names)]
+    async def look(store: EventStore) -> Sequence[Request]:
+        return [one async for one in erasure_requests(store, workspace, names)]
 
     rows = [
         (shown_time(one.received_at), one.origin, one.user_id or one.anonymous_id or "-")

@@ -90,8 +90,8 @@ def translate(
     """Translate a verified request.
 
     :param depth: how deeply a stored event may be nested (``limits.json_depth``).
-    :return: the translation, whose events are its events and erasures that can be stored, and a
-        problem for each part of the delivery that could not be translated.
+    :return: the translation with those events that can be stored, and a problem for each part of
+        the delivery that could not be translated.
     """
     try:
         translation = provider.translate(request)
@@ -104,13 +104,13 @@ def translate(
         return Translation(), [Problem("/", f"the provider failed: {type(error).__name__}")]
     problems = [Problem(f"/{item.index}", item.message) for item in translation.rejected]
     storable: list[TranslatedEvent] = []
-    for event in (*translation.events, *translation.erasures):
+    for event in translation.events:
         reason = why_unstorable(event.document, depth)
         if reason is None:
             storable.append(event)
         else:
             problems.append(Problem(f"/{event.index}", reason))
-    return dataclasses.replace(translation, events=storable, erasures=()), problems
+    return dataclasses.replace(translation, events=storable), problems
 
 
 def why_unstorable(document: dict[str, Any], depth: int) -> str | None:

@@ -42,9 +42,11 @@ from engage.deliveries.delivery import (
 from engage.deliveries.fetcher import Fetcher, FetchError, FetchRefusedError
 from engage.deliveries.opt_outs import OptOuts
 from engage.deliveries.recipients import Recipients
+from engage.erasure.requests import note_requests
 from engage.errors import ApiError, Limit, Problem, located, overloaded
 from engage.pipeline.admission import LARGE_BODY
 from engage.pipeline.clock import Clock
+from engage.upkeep.time_limit import within
 
 if TYPE_CHECKING:
     from engage.config import Limits, Workspace
@@ -259,6 +261,10 @@ class Deliveries:
             applied = await self._opt_outs.apply(workspace_id, name, reports, now=self.clock())
             if applied:
                 self._metrics.event("subscription", "stored", applied, workspace_id)
+        if translation.erasures:
+            store, ids = self._ingest.store, translation.erasures
+            async with within(self._ingest.timeout):
+                await note_requests(store, workspace_id, name, ids, now=self.clock())
         result = WebhookResult(
             accepted=accepted,
             ignored=translation.ignored,

@@ -42,6 +42,7 @@ from engage.erasure.person import (
     own_ids,
     visitors_of,
 )
+from engage.erasure.requests import noted_requests
 from engage.pipeline.operator import decide_link
 from engage.upkeep.audit import Actor, record_audit
 from engage.upkeep.erasures import (
@@ -278,6 +279,8 @@ async def _carry_out(
             counts["deadLetters"] += await store.remove(workspace_id, letters[start : start + PAGE])
     counts["auditEntries"] = await _hide_in_audit(store, key_of(config), person)
     counts["suppressions"] = await _hash_addresses(store, key_of(config), workspace_id, addresses)
+    for record in await noted_requests(store, workspace_id, person.users):
+        counts["requests"] += await store.delete_record(record.kind, workspace_id, record.id)
     for name in own:
         pseudonym = f"{PSEUDONYM}{uuid.uuid4()}"
         choices, changes = await store.erase_choices(workspace_id, name, pseudonym)

@@ -32,6 +32,7 @@ from engage.api import (
     suppressed_address,
 )
 from engage.config import Workspace
+from engage.erasure.requests import noted_requests
 from engage.upkeep.audit import AUDIT, read_entry
 from engage.upkeep.export import MAX_PAGE, Kind, all_pages, render
 
@@ -226,6 +227,8 @@ async def export_person(
         yield _line("dead-letters", letter)
     async for record, _ in audit_of(known, person):
         yield _with("audit", record.body)
+    for record in await noted_requests(known, workspace.id, person.users):
+        yield _with("erasure-requests", record.body)
     async for event in events_of(store, person):
         yield _line("events", event)
 
@@ -234,5 +237,5 @@ def _line(kind: Kind, item: object) -> bytes:
     return _with(kind, render(kind, item).json)
 
 
-def _with(kind: Kind | Literal["audit"], document: bytes) -> bytes:
+def _with(kind: Kind | Literal["audit", "erasure-requests"], document: bytes) -> bytes:
     return orjson.dumps({"record": kind, **orjson.loads(document)})

@@ -1,27 +1,96 @@
 # SPDX-License-Identifier: Apache-2.0
 """The requests to erase that providers reported. Only an operator carries them out, because a
-delivery does not prove who asks."""
+delivery does not prove who asks.
+
+Some are events, others are noted as records of kind :data:`REQUEST`.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import AsyncIterator, Sequence
+import hashlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Final
 
-from engage.api import Event, EventFilter, EventStore
+import orjson
+
+from engage.api import EventFilter, EventStore, Record, RecordStore
 from engage.upkeep.export import all_pages
 
-__all__ = ["erasure_requests"]
+__all__ = ["Request", "erasure_requests", "note_requests", "noted_requests"]
+
+#: The kind of the records.
+REQUEST: Final = "erasure-request"
+#: Characters of a user id at most.
+MAX_ID: Final = 512
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """That somebody asked a provider to erase a person."""
+
+    #: The name of the provider.
+    origin: str
+    user_id: str | None
+    anonymous_id: str | None = None
+    #: Milliseconds since 1970 UTC.
+    received_at: int
+
+
+async def note_requests(
+    store: EventStore, workspace_id: str, provider: str, user_ids: Sequence[str], *, now: int
+) -> None:
+    """Note that these users are to be erased; a user whom the provider named before is noted once.
+
+    :param now: milliseconds since 1970 UTC.
+    :raises StorageUnavailable: if this may not be durable.
+    """
+    if not isinstance(store, RecordStore):
+        return
+    for user_id in user_ids:
+        if not 0 < len(user_id) <= MAX_ID:
+            continue  # No user has it.
+        body = orjson.dumps({"provider": provider, "userId": user_id})
+        name = hashlib.sha256(body).hexdigest()
+        await store.put_record(
+            Record(kind=REQUEST, workspace_id=workspace_id, id=name, body=body, at=now)
+        )
+
+
+async def noted_requests(
+    store: RecordStore, workspace_id: str, users: Mapping[str, int]
+) -> list[Record]:
+    """Return the notes about users.
+
+    :param users: user id → the time before which a note must have come, in milliseconds.
+    """
+    read = functools.partial(store.list_records, REQUEST, workspace_id)
+    return [
+        record
+        async for record in all_pages(read)
+        if record.at < users.get(orjson.loads(record.body)["userId"], 0)
+    ]
 
 
 async def erasure_requests(
     store: EventStore, workspace_id: str, names: Sequence[tuple[str, str]]
-) -> AsyncIterator[Event]:
-    """Yield the stored requests in order of arrival: an erasure of the user removes them.
+) -> AsyncIterator[Request]:
+    """Yield the requests that are left: an erasure of the user removes them.
 
     :param names: see :meth:`engage.registry.Registry.erasure_requests`.
     """
+    if isinstance(store, RecordStore):
+        async for record in all_pages(functools.partial(store.list_records, REQUEST, workspace_id)):
+            noted = orjson.loads(record.body)
+            yield Request(origin=noted["provider"], user_id=noted["userId"], received_at=record.at)
     for origin, name in names:
         wanted = EventFilter(workspace_id=workspace_id, origin=origin, name=name)
         async for event in all_pages(functools.partial(store.scan, wanted)):
             if wanted.matches(event):
-                yield event
+                yield Request(
+                    origin=origin,
+                    user_id=event.user_id,
+                    anonymous_id=event.anonymous_id,
+                    received_at=event.received_at,
+                )

@@ -21,7 +21,7 @@ __all__ = ["COPIED_KINDS", "copy_counters", "copy_records"]
 #: Name in the report → the kinds of records that are copied.
 COPIED_KINDS: Final[Mapping[str, Sequence[str]]] = {
     "write keys": ("key", "key-override"),
-    "audit records": ("audit",),
+    "audit records": ("audit", "erasure-request"),
 }
 
 

@@ -14,7 +14,8 @@ import httpx
 import pytest
 from click.testing import Result
 
-from engage.testing.factories import event
+from engage.erasure.requests import note_requests
+from engage.testing.factories import TIME, event
 from engage.upkeep import erasures
 from support.commands import run
 from support.people import KEY, fill, lines, traces
@@ -26,7 +27,7 @@ from support.sqlite import config_file, open_store
 def config(tmp_path: Path) -> Path:
     """Make a config with a key, and a store with a person."""
     path = config_file(tmp_path)
-    text = path.read_text().replace("[storage]", "[storage]\nwrite_timeout = 1", 1)
+    text = path.read_text().replace("[storage]", "[storage]\nwrite_timeout = 2", 1)
     path.write_text(f'[erasures]\nkey = "{KEY}"\n{text}\n[workspaces.webhooks]\n')
 
     async def write() -> None:
@@ -126,17 +127,28 @@ def test_requests_of_providers_are_listed(config: Path) -> None:
                 event("r3", origin="shopify", at=8, **{**name, "user_id": "bob"}),
             ]
         )
+        for _ in range(2):
+            await note_requests(store, "acme", "segment", ["ann", "eve"], now=TIME)
 
     look(config, ask)
     result = run("erase", "requests", "--config", config, "--workspace", "acme")
     assert (result.exit_code, result.stderr) == (0, "")
-    assert [line.split("\t")[1:] for line in result.stdout.splitlines()] == [
+    assert sorted(line.split("\t")[1:] for line in result.stdout.splitlines()) == [
+        ["segment", "ann"],
+        ["segment", "eve"],
         ["shopify", "ann"],
         ["shopify", "bob"],
     ]
+    exported = run("export", "user", "--config", config, "--workspace", "acme", "--user", "ann")
+    assert {"provider": "segment", "userId": "ann", "record": "erasure-requests"} in [
+        json.loads(line) for line in exported.stdout.splitlines()
+    ]
     erase(config)
     result = run("erase", "requests", "--config", config, "--workspace", "acme")
-    assert [line.split("\t")[1:] for line in result.stdout.splitlines()] == [["shopify", "bob"]]
+    assert [line.split("\t")[1:] for line in result.stdout.splitlines()] == [
+        ["segment", "eve"],
+        ["shopify", "bob"],
+    ]
 
 
 def test_everything_about_a_user_is_exported(config: Path) -> None:

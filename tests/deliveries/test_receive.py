@@ -35,10 +35,10 @@ from engage.cli import main
 from engage.config import Config, load
 from engage.deliveries.delivery import PATH_HEADER, REDACTED, redacted
 from engage.deliveries.provider_calls import translate
+from engage.erasure.requests import erasure_requests
 from engage.monitoring.metrics import Metrics
 from engage.pipeline.ingest import Ingest
 from engage.registry import shared_credentials
-from engage_plugins.segment import Segment
 from support.exports import registry
 from support.provider_http import PUBLIC_URL, deliver, public, toml, workspace
 from support.providers import make, request, segment_delivery
@@ -511,14 +511,16 @@ async def test_an_event_with_values_that_json_lacks_is_a_dead_letter(
         assert not await server.events()
 
 
-async def test_a_notice_to_erase_is_stored_under_a_name_that_the_provider_lists(
-    tmp_path: Path,
-) -> None:
+async def test_a_delete_of_segment_is_noted_for_the_operator(tmp_path: Path) -> None:
     async with serving(tmp_path, **SEGMENT) as server:
-        for _ in range(2):
-            await deliver(server, segment({"type": "delete", "userId": "u"}))
-        [event] = await server.events()
-    assert (event.type, event.name, event.user_id) == ("track", *Segment.erasure_requests, "u")
+        for user_id in ("u", "u", "x" * 512, "x" * 513, ""):
+            answer = await deliver(server, segment({"type": "delete", "userId": user_id}))
+            assert answer.status == 200
+        assert not await server.events()
+        assert not await server.dead_letters()
+        found = [one async for one in erasure_requests(server.app.store, "acme", [])]
+    noted = {(one.origin, one.user_id) for one in found}
+    assert (len(found), noted) == (2, {("segment", "u"), ("segment", "x" * 512)})
 
 
 async def test_deliveries_are_counted(tmp_path: Path) -> None:

@@ -4,12 +4,12 @@ a user as a file."""
 
 from __future__ import annotations
 
-from engage.api import EngageError, Event, StorageUnavailable
+from engage.api import EngageError, StorageUnavailable
 from engage.console.base import ConsoleHandler
 from engage.console.data.erasing import Erasing
 from engage.console.display.formats import ROWS
 from engage.erasure.person import erasable, export_person
-from engage.erasure.requests import erasure_requests
+from engage.erasure.requests import Request, erasure_requests
 from engage.upkeep.audit import Actor
 from engage.upkeep.erasures import key_of
 
@@ -51,7 +51,7 @@ class EraseHandler(ConsoleHandler):
             erasing = None
         if erasing is not None and not erasing.running and erasing.user_id != user_id:
             erasing = None
-        requests: list[Event] = []
+        requests: list[Request] = []
         if not user_id:
             requests = await self.read(self._requests()) or []
         self.page(
@@ -65,12 +65,12 @@ class EraseHandler(ConsoleHandler):
             user_page=self.link("user", workspace=self.workspace.id, id=user_id),
         )
 
-    async def _requests(self) -> list[Event]:
+    async def _requests(self) -> list[Request]:
         """Return the first requests that are left."""
-        console, found = self.console, list[Event]()
+        console, found = self.console, list[Request]()
         names = console.registry.erasure_requests(console.config, self.workspace.id)
-        async for event in erasure_requests(console.store, self.workspace.id, names):
-            found.append(event)
+        async for one in erasure_requests(console.store, self.workspace.id, names):
+            found.append(one)
             if len(found) == ROWS:
                 break
         return found
