@@ -16,6 +16,8 @@ from support.mongo_proxy import Proxy
 #: Parts of names of tests that wait for calls to fail; they get short time limits.
 _FAILING = ("nothing_is_ack", "every_method", "opening_a_broken", "acknowledged_events")
 _IMPATIENT = "timeoutMS=6000&serverSelectionTimeoutMS=500"
+#: The same of tests in which an erasure waits for as long as a call may take.
+_WAITING = ("another_process_forgets", "what_happens_later")
 
 
 class Conformance(StorageConformance):
@@ -38,8 +40,10 @@ class Conformance(StorageConformance):
     def options(self, tmp_path: Path) -> Mapping[str, Any]:
         server = mongo.shared(self.kind)
         failing = any(part in tmp_path.name for part in _FAILING)
+        waiting = any(part in tmp_path.name for part in _WAITING)
         # A write may take long if the machine is busy.
-        url = server.url(options=_IMPATIENT if failing else "timeoutMS=60000")
+        seconds = 10 if waiting else 60
+        url = server.url(options=_IMPATIENT if failing else f"timeoutMS={seconds}000")
         if failing and self.kind == "java":
             self.proxy = Proxy(server.address)
             database = url.rpartition("/")[2].partition("?")[0]
