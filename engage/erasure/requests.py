@@ -28,7 +28,7 @@ MAX_ID: Final = 512
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """That somebody asked a provider to erase a person."""
+    """A request to erase a person that a provider passed on."""
 
     #: The name of the provider.
     origin: str
@@ -65,11 +65,10 @@ async def noted_requests(
 
     :param users: user id → the time before which a note must have come, in milliseconds.
     """
-    read = functools.partial(store.list_records, REQUEST, workspace_id)
     return [
         record
-        async for record in all_pages(read)
-        if record.at < users.get(orjson.loads(record.body)["userId"], 0)
+        async for record, request in _notes(store, workspace_id)
+        if record.at < users.get(request.user_id or "", 0)
     ]
 
 
@@ -81,9 +80,8 @@ async def erasure_requests(
     :param names: see :meth:`engage.registry.Registry.erasure_requests`.
     """
     if isinstance(store, RecordStore):
-        async for record in all_pages(functools.partial(store.list_records, REQUEST, workspace_id)):
-            noted = orjson.loads(record.body)
-            yield Request(origin=noted["provider"], user_id=noted["userId"], received_at=record.at)
+        async for _, request in _notes(store, workspace_id):
+            yield request
     for origin, name in names:
         wanted = EventFilter(workspace_id=workspace_id, origin=origin, name=name)
         async for event in all_pages(functools.partial(store.scan, wanted)):
@@ -94,3 +92,12 @@ async def erasure_requests(
                     anonymous_id=event.anonymous_id,
                     received_at=event.received_at,
                 )
+
+
+async def _notes(store: RecordStore, workspace_id: str) -> AsyncIterator[tuple[Record, Request]]:
+    async for record in all_pages(functools.partial(store.list_records, REQUEST, workspace_id)):
+        noted = orjson.loads(record.body)
+        yield (
+            record,
+            Request(origin=noted["provider"], user_id=noted["userId"], received_at=record.at),
+        )

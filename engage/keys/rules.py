@@ -92,7 +92,7 @@ class Rules:
                 f"only web pages of its origins may use it, and the request {source}",
                 "origin_not_allowed",
             )
-        if kind is not None and self.operations and kind not in self.operations:
+        if kind is not None:
             self.check_operation(kind)
 
     def check_operation(self, kind: str) -> None:

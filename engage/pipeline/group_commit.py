@@ -61,8 +61,8 @@ _REFUSED_IN_A_ROW: Final = 10
 
 #: Maximum weight and bytes of the writes that run at the same time, except for a single request
 #: that is larger. Every request in a write waits for all of it, and so do those that arrive
-#: meanwhile, in every process. With twice as much, SQLite stores a tenth more, but one event of
-#: another key takes twice as long.
+#: meanwhile, in every process. With twice as much, SQLite stores no more under a flood, but an
+#: event of another key takes twice as long.
 GROUP_WEIGHT: Final = 2000
 GROUP_BYTES: Final = 16 * 1024 * 1024
 #: The same for a part of a large request. The requests of other keys wait for about two parts.
@@ -502,8 +502,8 @@ class WriteQueue(Room[_Item, _Result]):
         max_weight: int,
         max_bytes: int,
         share: float,
-        group_weight: int = GROUP_WEIGHT,
-        writes: int = 1,
+        group_weight: int,
+        writes: int,
     ) -> None:
         super().__init__(max_weight=max_weight, max_bytes=max_bytes, share=share)
         self._group_weight = group_weight
