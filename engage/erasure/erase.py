@@ -42,7 +42,7 @@ from engage.erasure.person import (
     own_ids,
     visitors_of,
 )
-from engage.erasure.requests import noted_requests
+from engage.erasure.requests import noted_requests, request_notes
 from engage.pipeline.operator import decide_link
 from engage.upkeep.audit import Actor, record_audit
 from engage.upkeep.erasures import (
@@ -244,6 +244,8 @@ async def _ids(store: Erasable) -> AsyncIterator[tuple[str, str | None, str | No
         yield user.workspace_id, user.user_id, None
     async for visitor in all_pages(functools.partial(store.scan_visitors, None)):
         yield visitor.workspace_id, None, visitor.anonymous_id
+    async for note, request in request_notes(store, None):
+        yield note.workspace_id, request.user_id, None
     if isinstance(store, SubscriptionStore):
         async for choice in all_pages(functools.partial(store.scan_subscriptions, None)):
             yield choice.workspace_id, choice.user_id, choice.user_id

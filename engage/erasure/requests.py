@@ -18,7 +18,7 @@ import orjson
 from engage.api import EventFilter, EventStore, Record, RecordStore
 from engage.upkeep.export import all_pages
 
-__all__ = ["Request", "erasure_requests", "note_requests", "noted_requests"]
+__all__ = ["Request", "erasure_requests", "note_requests", "noted_requests", "request_notes"]
 
 #: The kind of the records.
 REQUEST: Final = "erasure-request"
@@ -67,7 +67,7 @@ async def noted_requests(
     """
     return [
         record
-        async for record, request in _notes(store, workspace_id)
+        async for record, request in request_notes(store, workspace_id)
         if record.at < users.get(request.user_id or "", 0)
     ]
 
@@ -80,7 +80,7 @@ async def erasure_requests(
     :param names: see :meth:`engage.registry.Registry.erasure_requests`.
     """
     if isinstance(store, RecordStore):
-        async for _, request in _notes(store, workspace_id):
+        async for _, request in request_notes(store, workspace_id):
             yield request
     for origin, name in names:
         wanted = EventFilter(workspace_id=workspace_id, origin=origin, name=name)
@@ -94,8 +94,12 @@ async def erasure_requests(
                 )
 
 
-async def _notes(store: RecordStore, workspace_id: str) -> AsyncIterator[tuple[Record, Request]]:
-    async for record in all_pages(functools.partial(store.list_records, REQUEST, workspace_id)):
+async def request_notes(
+    store: RecordStore, workspace_id: str | None
+) -> AsyncIterator[tuple[Record, Request]]:
+    """Yield the notes of a workspace, with what they say; ``None``: of all workspaces."""
+    read = functools.partial(store.list_records, REQUEST, workspace_id)
+    async for record in all_pages(read):
         noted = orjson.loads(record.body)
         yield (
             record,

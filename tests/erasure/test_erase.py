@@ -21,6 +21,7 @@ from engage.api import ERASED, EngageError, Kind, Status, StorageUnavailable
 from engage.erasure import erase
 from engage.erasure.erase import Receipt, erase_user, hashed_address, repeat
 from engage.erasure.person import export_person
+from engage.erasure.requests import erasure_requests, note_requests
 from engage.testing import MemoryStore
 from engage.testing.factories import TIME, event, identify, letter
 from engage.testing.factories import ids as ids_of
@@ -363,6 +364,19 @@ async def test_a_file_is_repeated_on_a_store_from_before(store: Any, tmp_path: P
     for one in (store, backup):
         assert await repeat(one, config(elsewhere), known) == {}
     assert erasures.read(erasures.erasures_path(config(elsewhere)), KEY)[0] == known
+
+
+async def test_a_request_that_a_backup_brings_back_is_erased_again(tmp_path: Path) -> None:
+    """Also if nothing else is known of the user."""
+    store, backup = MemoryStore(), MemoryStore()
+    for one in (store, backup):
+        await note_requests(one, "acme", "segment", ["ann", "bob"], now=TIME)
+    await erased(store, tmp_path)
+    known, _ = erasures.read(erasures.erasures_path(config(tmp_path)), KEY)
+    assert (await repeat(backup, config(tmp_path), known))["requests"] == 1
+    for one in (store, backup):
+        left = [request.user_id async for request in erasure_requests(one, "acme", [])]
+        assert left == ["bob"]
 
 
 async def test_two_people_of_a_file_do_not_share_a_pseudonym(tmp_path: Path) -> None:
