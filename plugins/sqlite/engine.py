@@ -129,7 +129,7 @@ class Engine(Transactions):
             new = [key for key in batch.rows if key not in duplicates] if duplicates else batch.rows
             events.insert_new(db, [batch.rows[key] for key in new], keys.next_number)
             applied = self._profiles.apply(db, batch.changes(new, self._profiles.is_linked))
-            least = keys.plan(db) if keys.plan_due(len(new)) else None
+            least = keys.oldest(db) if keys.forget_due(len(new)) else None
             if merging and (count := keys.merge_due(len(new))):
                 keys.merge(db, count)
         keys.merge_confirmed()

@@ -3,8 +3,7 @@
 
 It fails if a process has more than 5 % more memory, other descriptors, or has died, if an event is
 missing, or if the log has an error. SQLite's writer may have 2 MB more for each million of events,
-which its filters of keys take. It is compared later, if that many events are sent: until there are
-6.25 million, it keeps more and more keys in memory before it merges them (``MERGE_KEYS``).
+which its filters of keys take.
 """
 
 from __future__ import annotations
@@ -26,8 +25,6 @@ from support.server_process import KEY, Server, start_server
 BATCH, CONNECTIONS = 200, 8
 #: A process may have this many times the memory, and the writer in addition bytes for an event.
 GROWTH, WRITER_BYTES = 1.05, 2.0
-#: Events after which the writer is compared.
-SETTLED = 6_500_000
 #: Users, so that the profiles do not grow.
 USERS = 20_000
 _HEAD = (
@@ -54,14 +51,14 @@ class Load:
         #: Events that were acknowledged.
         self.sent = 0
 
-    async def run(self, seconds: float = float("inf"), events: float = float("inf")) -> None:
-        """Send all events, or those of some seconds, or until so many are sent."""
+    async def run(self, seconds: float = float("inf")) -> None:
+        """Send all events, or those of some seconds."""
         end = time.monotonic() + seconds
-        await asyncio.gather(*(self._client(end, events) for _ in range(CONNECTIONS)))
+        await asyncio.gather(*(self._client(end) for _ in range(CONNECTIONS)))
 
-    async def _client(self, end: float, events: float) -> None:
+    async def _client(self, end: float) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
-        while time.monotonic() < end and self.sent < events:
+        while time.monotonic() < end:
             if (first := next(self._batches, None)) is None:
                 break
             items = ",".join(map(_event, range(first, first + BATCH)))
@@ -90,11 +87,6 @@ async def soak(server: Server, report: Report, events: int, warm: float) -> None
     await load.run(warm)
     before, first = watch.quiet(server), load.sent
     report.say(f"after {warm:.0f} s: {first:,} events; {watch.describe(before)}")
-    if first < SETTLED < events:
-        await load.run(events=SETTLED)
-        settled, first = watch.quiet(server), load.sent
-        report.say(f"the writer: {first:,} events; {watch.describe(settled)}")
-        before |= {pid: use for pid, use in settled.items() if use.kind == "helper"}
     await load.run()
     saying.cancel()
     after = watch.quiet(server, {pid: use.descriptors for pid, use in before.items()})

@@ -32,12 +32,10 @@ from . import parts, saved
 from .merge import Frozen, Merger
 from .parts import Parts
 
-#: The keys in memory are merged when there are as many as a part of the table has
-#: (:data:`_MERGE_PART`): the larger the table, the fewer keys of a merge are on one page. The two
-#: values are the limits of that number. It has an upper limit because all keys in memory are read
-#: again after a crash.
-MERGE_KEYS: Final = (100_000, 250_000)
-_MERGE_PART: Final = 25
+#: The keys in memory are merged when there are so many. The fewer they are, the more pages of the
+#: table change for each key; but they need memory, and all are read again after a crash. The table
+#: of a dict doubles at 174,763 keys.
+MERGE_KEYS: Final = 170_000
 
 #: Keys of a step that is a separate transaction.
 ALONE_KEYS: Final = 300
@@ -72,7 +70,6 @@ class Keys:
         self._live: dict[bytes, int] = {}
         self.merger = Merger()
         self.parts = Parts()
-        self._threshold = MERGE_KEYS[0]
         #: Whether a transaction with a step of the merge is running.
         self._is_merging = False
 
@@ -102,7 +99,7 @@ class Keys:
         newest, filters = self._load(_identity(before, last, merged))
         self.parts = Parts.read(db, merged, filters)
         # The epoch is a new one if this transaction is committed.
-        self.forget(self.plan(db))
+        self.forget(self.oldest(db))
         if newest is None:
             query = "SELECT key, seq FROM events WHERE seq > ? ORDER BY seq"
             newest = db.execute(query, (merged,))
@@ -110,7 +107,7 @@ class Keys:
             # In the order of the numbers, also if an event was deleted and stored again.
             self._live.pop(key, None)
             self._live[key] = seq
-            if len(self._live) >= self._threshold:
+            if len(self._live) >= MERGE_KEYS:
                 self._freeze(seq)
         self._renew(db)
 
@@ -191,7 +188,7 @@ class Keys:
                 self._live.pop(key, None)
         self._live.update(zip(keys, range(self._last + 1, last + 1), strict=True))
         self._last = last
-        if len(self._live) >= self._threshold and len(self.merger.waiting) < _MAX_WAITING - 1:
+        if len(self._live) >= MERGE_KEYS and len(self.merger.waiting) < _MAX_WAITING - 1:
             self._freeze(last)
 
     def _freeze(self, last: int) -> None:
@@ -207,7 +204,7 @@ class Keys:
         if (
             self.merger.is_pausing
             and len(self.merger.waiting) >= _MAX_WAITING - 1
-            and len(self._live) >= self._threshold
+            and len(self._live) >= MERGE_KEYS
         ):
             raise StorageUnavailable(
                 "the keys of the newest events cannot be moved into the table; see the log"
@@ -254,15 +251,10 @@ class Keys:
         """Return whether there are keys to merge or to delete now."""
         return self.merger.has_work and not self.merger.is_pausing
 
-    def plan(self, db: sqlite3.Connection) -> int:
-        """Adapt the threshold to the number of events, and return the number of the oldest one."""
+    def oldest(self, db: sqlite3.Connection) -> int:
+        """Return the number of the oldest event, or of the next one if there is none."""
         (least,) = db.execute("SELECT min(seq) FROM events").fetchone()
-        if least is None:
-            least = self._last + 1
-        self._threshold = min(
-            max(MERGE_KEYS[0], (self.merger.merged - least) // _MERGE_PART), MERGE_KEYS[1]
-        )
-        return int(least)
+        return self._last + 1 if least is None else int(least)
 
     def forget(self, least: int) -> None:
         """Forget the parts whose events have all been deleted.
@@ -274,9 +266,9 @@ class Keys:
         """
         self.merger.plan(least, self.parts)
 
-    def plan_due(self, new: int) -> bool:
-        """Return whether :meth:`plan` should be called in a transaction with new events."""
-        return len(self._live) + new >= self._threshold
+    def forget_due(self, new: int) -> bool:
+        """Return whether :meth:`forget` should be called after a number of new events."""
+        return len(self._live) + new >= MERGE_KEYS
 
     # ---------------------------------------------------------------------------- filter
     @property

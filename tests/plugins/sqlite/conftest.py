@@ -30,7 +30,7 @@ def store(tmp_path: Path, io_loop: IOLoop) -> Iterator[SqliteStorage]:
 def small_merges(monkeypatch: pytest.MonkeyPatch) -> None:
     """Merge after 20 events and without a pause, in steps of a few keys, into parts of 64."""
     monkeypatch.setattr(engine_module, "IDLE", -1)
-    monkeypatch.setattr(keys, "MERGE_KEYS", (20, 40))
+    monkeypatch.setattr(keys, "MERGE_KEYS", 20)
     monkeypatch.setattr(keys, "ALONE_KEYS", 7)
     monkeypatch.setattr(merge, "LEAST_KEYS", 3)
     monkeypatch.setattr(merge, "_BUCKET_RATE", 4)

@@ -17,7 +17,7 @@ checkpoint.REST_BYTES = 80_000
 checkpoint.FORCED_CHECKPOINT_BYTES = 1_200_000
 checkpoint.KEPT_WAL_BYTES = 100_000
 checkpoint.CHECKPOINT_PAUSE = 0.0
-keys.MERGE_KEYS = (200, 400)
+keys.MERGE_KEYS = 200
 
 FLAW = os.environ.get("FLAW")
 

@@ -30,7 +30,7 @@ from engage_plugins.sqlite.engine import Engine
 from engage_plugins.sqlite.tables.events import row_of
 from support.sqlite import settings
 
-keys.MERGE_KEYS, keys.ALONE_KEYS, merge.LEAST_KEYS = (200, 400), 20, 8
+keys.MERGE_KEYS, keys.ALONE_KEYS, merge.LEAST_KEYS = 200, 20, 8
 parts.BUILD_KEYS, parts._LEAST_CAPACITY = 50, 1000
 checkpoint.CHECKPOINT_BYTES = 200_000
 path, start = Path(sys.argv[1]), int(sys.argv[2])

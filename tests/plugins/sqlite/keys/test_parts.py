@@ -124,7 +124,7 @@ def test_a_part_is_forgotten_when_its_transaction_is_committed(
     """A backup from before a deletion looks like the store if nothing was committed since."""
     write_all(engine, range(400))
     number = 400
-    while not engine.keys.plan_due(5):
+    while not engine.keys.forget_due(5):
         write_all(engine, [number])
         number += 1
     finish(engine)
