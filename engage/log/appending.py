@@ -31,7 +31,7 @@ from engage.api import (
 )
 from engage.errors import LogUnavailable, shutting_down
 from engage.monitoring.throttle import Throttle
-from engage.pipeline.group_commit import Room, WriteRequest
+from engage.pipeline.admission import Room, WriteRequest
 
 __all__ = ["Appending"]
 

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from engage.errors import overloaded
 
@@ -28,6 +29,8 @@ __all__ = [
     "SUBSCRIPTIONS_SHARE",
     "Admission",
     "Admitted",
+    "Room",
+    "WriteRequest",
 ]
 
 #: Seconds that a request waits for room in the queue: longer than a short stall of the storage, and
@@ -47,6 +50,9 @@ PACE_REQUESTS: Final = 4
 SUBSCRIPTIONS_SHARE: Final = "subscriptions"
 
 _Waiting = collections.deque[asyncio.Future[None]]
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 
 class Admission:
@@ -245,3 +251,95 @@ class Admitted:
             await admission.take_turn(key, first=began)
             self._has_turn = True
         await asyncio.sleep(0)
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class WriteRequest(Generic[_Item, _Result]):
+    """The items of one caller, and the future on which it waits."""
+
+    #: The write key, or another name for the sender.
+    key: str
+    items: Sequence[_Item]
+    #: The cost of the items for the storage, together.
+    weight: int
+    #: Bytes of all items together.
+    size: int
+    #: The time of the event loop until which the request may wait for its call.
+    deadline: float
+    #: For one result per item.
+    future: asyncio.Future[Sequence[_Result]]
+    #: Whether it is part of a large request.
+    part: bool = False
+
+
+@dataclasses.dataclass(slots=True)
+class _Usage:
+    """The share of one write key in the queue and in the current call."""
+
+    weight: int = 0
+    size: int = 0
+
+
+_NOTHING: Final = _Usage()
+
+
+class Room(Generic[_Item, _Result]):
+    """Counts the requests that wait or are being written.
+
+    :param max_weight: the weight at which there is no more room.
+    :param max_bytes: the same in bytes.
+    :param share: the part of both that one write key may have.
+    """
+
+    def __init__(self, *, max_weight: int, max_bytes: int, share: float) -> None:
+        self._max_weight = max_weight
+        self._max_bytes = max_bytes
+        self._key_weight = max_weight * share
+        self._key_bytes = max_bytes * share
+        self._used: dict[str, _Usage] = {}
+        self._weight = 0
+        self._bytes = 0
+        #: How many items wait or are being written.
+        self.items = 0
+
+    def has_room(self, key: str, small: bool) -> bool:
+        """Return whether a request of a write key may be added.
+
+        Other keys cannot shut a key out: a full queue, which all keys would share in equal parts,
+        still has room for a key that has less than half of such a part. Only large requests are
+        then limited by the bytes of all keys, to twice the maximum: there may be many keys.
+        """
+        used = self._used.get(key, _NOTHING)
+        if used.weight >= self._key_weight or used.size >= self._key_bytes:
+            return False
+        if self._weight < self._max_weight and self._bytes < self._max_bytes:
+            return True
+        halves = 2 * len(self._used)
+        return (
+            used.weight * halves < self._max_weight
+            and used.size * halves < self._max_bytes
+            and (small or self._bytes < 2 * self._max_bytes)
+        )
+
+    def add(self, request: WriteRequest[_Item, _Result]) -> None:
+        """Count a request; :meth:`free` stops counting it."""
+        used = self._used.get(request.key)
+        if used is None:
+            used = self._used[request.key] = _Usage()
+        used.weight += request.weight
+        used.size += request.size
+        self.items += len(request.items)
+        self._weight += request.weight
+        self._bytes += request.size
+
+    def free(self, requests: Sequence[WriteRequest[_Item, _Result]]) -> None:
+        """Stop counting requests that are no longer waiting or being written."""
+        for request in requests:
+            self.items -= len(request.items)
+            self._weight -= request.weight
+            self._bytes -= request.size
+            used = self._used[request.key]
+            used.weight -= request.weight
+            used.size -= request.size
+            if not used.weight and not used.size:
+                del self._used[request.key]

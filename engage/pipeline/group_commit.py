@@ -34,16 +34,17 @@ from typing import Final, Generic, TypeVar
 
 from engage.api import StorageUnavailable
 from engage.errors import shutting_down
+from engage.pipeline.admission import Room, WriteRequest
 
 __all__ = [
+    "CALL_SECONDS",
     "GROUP_BYTES",
     "GROUP_WEIGHT",
+    "LEAST_WEIGHT",
     "PART_BYTES",
     "PART_WEIGHT",
     "GroupCommit",
-    "Room",
     "WriteQueue",
-    "WriteRequest",
 ]
 
 _log = logging.getLogger(__name__)
@@ -68,6 +69,11 @@ GROUP_BYTES: Final = 16 * 1024 * 1024
 #: The same for a part of a large request. The requests of other keys wait for about two parts.
 PART_WEIGHT: Final = 1000
 PART_BYTES: Final = 1024 * 1024
+#: A call that takes more seconds halves the weight of the next ones, down to the least one; a call
+#: that takes less than half of them doubles it again. A request of another key waits for about two
+#: calls, also in front of a slow storage.
+CALL_SECONDS: Final = 0.1
+LEAST_WEIGHT: Final = 100
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -227,7 +233,7 @@ class GroupCommit(Generic[_Item, _Result]):
                     self._failed()
                     self._fail_waiting(late)
         finally:
-            self._tasks.discard(asyncio.current_task(loop))
+            self._tasks.discard(asyncio.current_task())
 
     async def _write(self, group: Sequence[WriteRequest[_Item, _Result]]) -> None:
         """Write requests within the time limit; recover if the storage does not answer."""
@@ -354,7 +360,9 @@ class GroupCommit(Generic[_Item, _Result]):
             _log.warning("the storage is available again")
         self._answered = loop.time()
         self._refused = 0
-        self._done(self._answered - started, items, results)
+        seconds = self._answered - started
+        self.queue.adapt(seconds, sum(request.weight for request in group))
+        self._done(seconds, items, results)
         start = 0
         for request in group:
             end = start + len(request.items)
@@ -394,98 +402,6 @@ def _fail(
             request.future.set_exception(error)
 
 
-@dataclasses.dataclass(slots=True, eq=False)
-class WriteRequest(Generic[_Item, _Result]):
-    """The items of one caller, and the future on which it waits."""
-
-    #: The write key, or another name for the sender.
-    key: str
-    items: Sequence[_Item]
-    #: The cost of the items for the storage, together.
-    weight: int
-    #: Bytes of all items together.
-    size: int
-    #: The time of the event loop until which the request may wait for its call.
-    deadline: float
-    #: For one result per item.
-    future: asyncio.Future[Sequence[_Result]]
-    #: Whether it is part of a large request.
-    part: bool = False
-
-
-@dataclasses.dataclass(slots=True)
-class _Usage:
-    """The share of one write key in the queue and in the current call."""
-
-    weight: int = 0
-    size: int = 0
-
-
-_NOTHING: Final = _Usage()
-
-
-class Room(Generic[_Item, _Result]):
-    """Counts the requests that wait or are being written.
-
-    :param max_weight: the weight at which there is no more room.
-    :param max_bytes: the same in bytes.
-    :param share: the part of both that one write key may have.
-    """
-
-    def __init__(self, *, max_weight: int, max_bytes: int, share: float) -> None:
-        self._max_weight = max_weight
-        self._max_bytes = max_bytes
-        self._key_weight = max_weight * share
-        self._key_bytes = max_bytes * share
-        self._used: dict[str, _Usage] = {}
-        self._weight = 0
-        self._bytes = 0
-        #: How many items wait or are being written.
-        self.items = 0
-
-    def has_room(self, key: str, small: bool) -> bool:
-        """Return whether a request of a write key may be added.
-
-        Other keys cannot shut a key out: a full queue, which all keys would share in equal parts,
-        still has room for a key that has less than half of such a part. Only large requests are
-        then limited by the bytes of all keys, to twice the maximum: there may be many keys.
-        """
-        used = self._used.get(key, _NOTHING)
-        if used.weight >= self._key_weight or used.size >= self._key_bytes:
-            return False
-        if self._weight < self._max_weight and self._bytes < self._max_bytes:
-            return True
-        halves = 2 * len(self._used)
-        return (
-            used.weight * halves < self._max_weight
-            and used.size * halves < self._max_bytes
-            and (small or self._bytes < 2 * self._max_bytes)
-        )
-
-    def add(self, request: WriteRequest[_Item, _Result]) -> None:
-        """Count a request; :meth:`free` stops counting it."""
-        used = self._used.get(request.key)
-        if used is None:
-            used = self._used[request.key] = _Usage()
-        used.weight += request.weight
-        used.size += request.size
-        self.items += len(request.items)
-        self._weight += request.weight
-        self._bytes += request.size
-
-    def free(self, requests: Sequence[WriteRequest[_Item, _Result]]) -> None:
-        """Stop counting requests that are no longer waiting or being written."""
-        for request in requests:
-            self.items -= len(request.items)
-            self._weight -= request.weight
-            self._bytes -= request.size
-            used = self._used[request.key]
-            used.weight -= request.weight
-            used.size -= request.size
-            if not used.weight and not used.size:
-                del self._used[request.key]
-
-
 class WriteQueue(Room[_Item, _Result]):
     """The requests that wait for a group commit or are being written.
 
@@ -506,14 +422,30 @@ class WriteQueue(Room[_Item, _Result]):
         writes: int,
     ) -> None:
         super().__init__(max_weight=max_weight, max_bytes=max_bytes, share=share)
-        self._group_weight = group_weight
         self._writes = writes
+        self._most_weight = group_weight // writes
+        #: The maximum weight of the next write, see :meth:`adapt`.
+        self._write_weight = self._most_weight
         #: By write key, in the order of rotation; never empty.
         self._queues: dict[str, collections.deque[WriteRequest[_Item, _Result]]] = {}
         #: The weight of the requests that are being written.
         self._writing = 0
         #: How many items wait.
         self.waiting = 0
+
+    @property
+    def part_weight(self) -> int:
+        """The maximum weight of a part of a large request."""
+        return min(PART_WEIGHT, self._write_weight)
+
+    def adapt(self, seconds: float, weight: int) -> None:
+        """Adapt the weight of the next writes to the time that one took."""
+        if 2 * weight < self._write_weight:
+            return
+        if seconds > CALL_SECONDS:
+            self._write_weight = max(self._write_weight // 2, min(LEAST_WEIGHT, self._most_weight))
+        elif 2 * seconds < CALL_SECONDS:
+            self._write_weight = min(self._write_weight * 2, self._most_weight)
 
     @property
     def is_due(self) -> bool:
@@ -543,7 +475,7 @@ class WriteQueue(Room[_Item, _Result]):
         contested = len(queues) > 1
         group: list[WriteRequest[_Item, _Result]] = []
         weight = size = 0
-        max_weight = self._group_weight // self._writes
+        max_weight = self._write_weight
         max_size = GROUP_BYTES // self._writes
         keys = list(queues)
         while keys:

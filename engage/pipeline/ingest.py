@@ -29,7 +29,7 @@ from engage.api import (
 )
 from engage.monitoring.throttle import Throttle
 from engage.pipeline.admission import QUEUE_WAIT, Admission
-from engage.pipeline.group_commit import GROUP_WEIGHT, PART_BYTES, PART_WEIGHT, GroupCommit
+from engage.pipeline.group_commit import GROUP_WEIGHT, PART_BYTES, GroupCommit
 from engage.upkeep.time_limit import within
 
 if TYPE_CHECKING:
@@ -157,7 +157,8 @@ class Ingest:
         :raises ApiError: 503 ``shutting_down``; nothing was written.
         """
         size, weight = size_of_events(events)
-        if (weight <= PART_WEIGHT and size <= PART_BYTES) or len(events) == 1:
+        heaviest = self._events.queue.part_weight
+        if (weight <= heaviest and size <= PART_BYTES) or len(events) == 1:
             return self._events.submit(events, size, weight=weight, key=key)
         return _in_parts(self._events, events, size_of_events, key)
 
@@ -332,9 +333,10 @@ def _in_parts(
     :param weigh: returns the bytes and the weight of items.
     """
     parts: list[asyncio.Future[Sequence[_Result]]] = []
+    heaviest = group_commit.queue.part_weight
     start = size = weight = 0
     for index, (item_size, item_weight) in enumerate([weigh((item,)) for item in items]):
-        if index > start and (size + item_size > PART_BYTES or weight + item_weight > PART_WEIGHT):
+        if index > start and (size + item_size > PART_BYTES or weight + item_weight > heaviest):
             part = items[start:index]
             parts.append(group_commit.submit(part, size, weight=weight, key=key, part=True))
             start, size, weight = index, 0, 0

@@ -156,6 +156,31 @@ async def test_only_large_requests_are_refused_for_the_bytes_of_other_keys() -> 
     await asyncio.gather(*requests)
 
 
+async def test_calls_are_smaller_while_the_storage_is_slow() -> None:
+    """So a request of another key does not wait long behind a flood."""
+    target = Target(group_weight=8, max_weight=1000)
+    queue, clock = target.group_commit.queue, target.stop_the_clock()
+
+    async def sizes(seconds: float, requests: int = 8) -> list[int]:
+        before = len(target.calls)
+        target.before = lambda items: setattr(clock, "now", clock.now + seconds)
+        await asyncio.gather(*(target.submit("a") for _ in range(requests)))
+        return [len(call) for call in target.calls[before:]]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(group_commit, "LEAST_WEIGHT", 2)
+        assert await sizes(group_commit.CALL_SECONDS) == [8]
+        assert await sizes(group_commit.CALL_SECONDS * 1.01) == [8]
+        assert await sizes(group_commit.CALL_SECONDS * 1.01) == [4, 2, 2]
+        assert queue.part_weight == 2
+        # Neither a call of medium length, nor a small one, says that more would be fast.
+        assert await sizes(group_commit.CALL_SECONDS * 0.51) == [2, 2, 2, 2]
+        assert await sizes(group_commit.CALL_SECONDS * 0.49) == [2, 4, 2]
+        assert await sizes(group_commit.CALL_SECONDS * 0.49, 3) == [3]
+        assert await sizes(0.0, 1) == [1]
+        assert queue.part_weight == 8
+
+
 async def test_keys_are_written_in_rotation() -> None:
     target = Target(group_weight=3)
     commit = target.group_commit
