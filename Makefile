@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # make run            install into .venv, write a config if there is none, and start the server
-# make test           install what the tests need and run them, except test-timing and test-browser
+# make test           install what the tests need and run them, except those of the next three
+# make test-long      run the tests that break servers, databases and nodes, and the benchmarks
 # make test-browser   run the tests in a real Chromium (installs it on Debian)
 # make test-timing    run the tests that measure seconds; the machine should do nothing else
 # make test-fast      run the tests that need no other programs
@@ -38,7 +39,7 @@ FAULTS = PYTHONPATH=tests $(BIN)/python -m faults
 # `make bench` is `make bench-log`.
 BENCH_ARGS ?=
 
-.PHONY: help run install test test-timing test-fast test-browser power-cuts chaos fuzz soak lint bench bench-large bench-log dist clean
+.PHONY: help run install test test-long test-timing test-fast test-browser power-cuts chaos fuzz soak lint bench bench-large bench-log dist clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -68,14 +69,19 @@ $(VENV)/.test: pyproject.toml engage/__init__.py
 test: $(VENV)/.test
 	@sh .ci/packages
 	@$(BIN)/python tests/support/prepare.py
-	$(PYTEST) -m "not sdk and not browser and not timing"
+	$(PYTEST) -m "not sdk and not browser and not timing and not long"
 	$(PYTEST) --dist worksteal -m "sdk and not browser and not timing" $(ALLOW_NO_TESTS)
+
+test-long: $(VENV)/.test
+	@sh .ci/packages
+	@$(BIN)/python tests/support/prepare.py
+	$(PYTEST) -m "long and not sdk and not browser and not timing" $(ALLOW_NO_TESTS)
 
 test-timing: $(VENV)/.test
 	$(BIN)/python -m pytest -m timing $(PYTEST_ARGS)
 
 test-fast: $(VENV)/.test
-	$(PYTEST) -m "not timing and not slow and not sdk and not browser and not mongo and not kafka"
+	$(PYTEST) -m "not timing and not slow and not long and not sdk and not browser and not mongo and not kafka"
 
 test-browser: $(VENV)/.test
 	@sh .ci/packages chromium

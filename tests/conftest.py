@@ -93,7 +93,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Begin a parallel run with the longest groups, so that none is left alone at the end."""
     if not hasattr(config, "workerinput"):
         return
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    marks = "slow", "long"
+    slow = {item.path for item in items if any(map(item.get_closest_marker, marks))}
     items.sort(key=lambda item: (_group_of(str(item.path)) != "kafka", item.path not in slow))
 
 

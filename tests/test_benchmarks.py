@@ -80,7 +80,7 @@ def positive(text: str) -> bool:
     return float(text.replace(",", "")) > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_make_bench_prints_the_rates_and_the_cpu_time_of_each_process(tmp_path: Path) -> None:
     output = run(
         "run.py",
@@ -124,7 +124,7 @@ def test_the_medians_of_rounds_are_compared_with_the_baseline_of_the_same_round(
     assert row.cpu == {"worker": [4, 8]}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_make_bench_large_compares_stores_of_several_sizes(tmp_path: Path) -> None:
     stores = tmp_path / "stores"
     output = run(
@@ -162,7 +162,7 @@ async def _events(folder: Path) -> list[str]:
         await store.close()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_events_of_a_filled_store_are_those_that_a_server_stores(tmp_path: Path) -> None:
     fill.make_store(tmp_path / "store", 30)
     (tmp_path / "engage.toml").write_text(config_text())
@@ -191,7 +191,7 @@ def test_the_events_of_a_filled_store_are_those_that_a_server_stores(tmp_path: P
         }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_idle_connections_are_measured_and_stay_open(tmp_path: Path) -> None:
     output = run(
         "idle.py",
@@ -202,7 +202,7 @@ def test_idle_connections_are_measured_and_stay_open(tmp_path: Path) -> None:
     assert re.search(r"memory for each idle connection: -?[\d.]+ KiB", output)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_mixed_load_accounts_for_every_event_on_a_slow_disk(tmp_path: Path) -> None:
     output = run(
         "mixed.py",
@@ -238,7 +238,7 @@ def test_the_ledger_accepts_what_was_not_acknowledged_as_stored_or_not() -> None
     assert c.startswith("x-")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_processes_of_a_server_are_found_by_their_roles(tmp_path: Path) -> None:
     console = "[console]\nport = 0\n"
     with start_server(tmp_path, workers=2, config_extra=console) as server:
@@ -255,7 +255,7 @@ def test_the_processes_of_a_server_are_found_by_their_roles(tmp_path: Path) -> N
         assert len(meter.per(50)["worker"]) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["large.py", "mixed.py"])
 def test_an_interrupted_benchmark_leaves_nothing(tmp_path: Path, name: str) -> None:
     with subprocess.Popen(
@@ -280,7 +280,7 @@ def test_an_interrupted_benchmark_leaves_nothing(tmp_path: Path, name: str) -> N
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.mongo
 def test_the_benchmark_of_mongodb_prints_ratios(tmp_path: Path) -> None:
     """Of batches, which need no hand-written service to compare with."""

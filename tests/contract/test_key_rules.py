@@ -207,7 +207,7 @@ def test_the_log_never_has_a_server_key(tmp_path: Path) -> None:
     with start_server(tmp_path, workers=2, config_extra=KEYS) as server:
         with httpx.Client(base_url=server.url, timeout=60) as client:
             for key in keys:
-                for origin in ({}, {"Origin": SHOP}):
+                for origin in ({}, {"Origin": SHOP}) if key == SECRET else ({},):
                     for one in places(key):
                         headers = {
                             **origin,

@@ -12,7 +12,7 @@ import pytest
 
 from support.server_process import Server
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 HERE = Path(__file__).parent
 

@@ -27,7 +27,10 @@ from support.senders import Senders
 from support.server_process import KEY, SQLITE, Server, config_text, start_server
 from support.waiting import DEADLINE, wait_for
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"),
+]
 
 #: The least that the config takes.
 SECONDS = 3
@@ -224,7 +227,6 @@ def test_a_server_that_was_stopped_kills_no_process(tmp_path: Path, everyone: bo
         assert server.stop() == 0
 
 
-@pytest.mark.slow
 def test_a_parent_that_was_late_begins_again(tmp_path: Path) -> None:
     """A process that was silent before that has the whole time again."""
     with start_server(tmp_path, server="hang_timeout = 12") as server:
@@ -255,7 +257,6 @@ def test_a_writer_that_waits_for_a_lock_does_not_hang(tmp_path: Path) -> None:
         assert server.helper == writer
 
 
-@pytest.mark.slow
 def test_a_long_statement_of_a_writer_is_not_a_hang(tmp_path: Path) -> None:
     storage = SQLITE.replace("[storage]", "[storage]\nwrite_timeout = 100")
     with start_server(tmp_path, server=HANG, storage=storage) as server:
@@ -280,7 +281,6 @@ def test_a_long_statement_of_a_writer_is_not_a_hang(tmp_path: Path) -> None:
         assert server.helper == writer
 
 
-@pytest.mark.slow
 def test_long_work_of_a_writer_is_not_a_hang(tmp_path: Path) -> None:
     """On a slow disk: an index for a new identifier, and a checkpoint after an error."""
     disk = Recorder(tmp_path)

@@ -32,7 +32,7 @@ from support.waiting import wait_for
 pytestmark = [
     pytest.mark.kafka,
     pytest.mark.mongo,
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.timeout(1800, func_only=True),
 ]
 

@@ -28,7 +28,7 @@ from support.loader_process import Loaders, judge, wait_until_stored
 from support.server_process import SQLITE, Server, config_text
 from support.traffic import Request, Sender, Traffic, send_all
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900, func_only=True)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900, func_only=True)]
 
 LOG = '[log]\nbackend = "tape"\nload_port = 0\n[log.tape]\npath = "events.tape"\n'
 #: How probable it is that a loader dies after a write.

@@ -34,7 +34,7 @@ from support.waiting import wait_for
 if TYPE_CHECKING:
     from support.kafka import Cluster
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900, func_only=True)]
+pytestmark = [pytest.mark.kafka, pytest.mark.long, pytest.mark.timeout(900, func_only=True)]
 
 TOPIC = "engage.events"
 

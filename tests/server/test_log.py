@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from support.kafka import Cluster
 from support.senders import Senders
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600, func_only=True)]
+pytestmark = [pytest.mark.kafka, pytest.mark.long, pytest.mark.timeout(600, func_only=True)]
 
 TOPIC = "engage.events"
 

@@ -18,7 +18,7 @@ from support import kafka
 from support.exactly_once import check_exactly_once
 from support.kafka_log import opened, record, start_reader, topic_name, until, writing
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600, func_only=True)]
+pytestmark = [pytest.mark.kafka, pytest.mark.long, pytest.mark.timeout(600, func_only=True)]
 
 
 def test_the_leader_is_killed(kafka_nodes: kafka.Cluster) -> None:

@@ -31,7 +31,7 @@ from support.server_process import Server, config_text, start_server
 from support.traffic import Sender, Traffic, expected_groups, expected_users, send_all
 from support.waiting import wait_for
 
-pytestmark = [pytest.mark.mongo, pytest.mark.slow]
+pytestmark = [pytest.mark.mongo, pytest.mark.long]
 
 #: For tests that kill nothing, the database need not be durable.
 KIND = mongo.proxied_kind()
