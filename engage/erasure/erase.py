@@ -56,7 +56,7 @@ from engage.upkeep.erasures import (
     read,
 )
 from engage.upkeep.export import PAGE, all_pages
-from engage.upkeep.tombstones import HASHED, PSEUDONYM, is_done, put_tombstones
+from engage.upkeep.tombstones import HASHED, PSEUDONYM, Tombstones, is_done, put_tombstones
 
 __all__ = ["Receipt", "erase_user", "hashed_address", "repeat"]
 
@@ -299,9 +299,19 @@ async def _carry_out(
     overwritten = await store.settle()
     # What the person did since then makes a new user.
     since = min((*person.users.values(), *person.visitors.values()))
+    tombstones = Tombstones(store, key_of(config))
     async for some in _parts(events_of(store, person, since=since)):
+        # A second erasure that has begun meanwhile erases at the earliest after two write timeouts.
+        await tombstones.refresh()
         await store.reapply(
-            [one for one in some if not person.owns(one.user_id, one.anonymous_id, one.received_at)]
+            [
+                one
+                for one in some
+                if not person.owns(one.user_id, one.anonymous_id, one.received_at)
+                and not tombstones.cover(
+                    workspace_id, one.user_id, one.anonymous_id, one.received_at
+                )
+            ]
         )
     return counts, overwritten
 

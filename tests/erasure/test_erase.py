@@ -28,7 +28,7 @@ from engage.testing.factories import ids as ids_of
 from engage.upkeep import erasures
 from engage.upkeep.audit import record_audit
 from engage.upkeep.erasures import ErasuresFileError
-from engage.upkeep.tombstones import Tombstones
+from engage.upkeep.tombstones import Tombstones, put_tombstones
 from support.loaders import caught_up, loading, put
 from support.memory_log import MemoryBroker
 from support.memory_store import MemoryEvents
@@ -169,6 +169,28 @@ async def test_what_is_received_during_it_makes_a_new_user(store: Any, tmp_path:
     names = {f"t{one}" for one in range(1, number + 1)}
     assert found.traits.keys() == names | {"new"}
     assert found.anonymous_ids == ["a1"]
+
+
+@on_each
+async def test_what_a_second_erasure_covers_is_not_applied_again(
+    store: Any, tmp_path: Path
+) -> None:
+    """Two at once: the first one applies again what was received between them."""
+    await fill(store)
+    settle = store.settle
+
+    async def second() -> Any:
+        await store.write([identify("n1", "ann", 2**40, traits={"email": "ann@x.org"})])
+        hashed = erasures.hash_of(KEY, "acme", "ann")
+        key = erasures.fingerprint(KEY)
+        one = erasures.Erasure(workspace="acme", kind="user", hash=hashed, at=2**42, key=key)
+        await put_tombstones(store, [one])
+        await store.erase_profile("acme", Kind.USER, "ann")
+        return await settle()
+
+    store.settle = second
+    await erased(store, tmp_path)
+    assert await store.profile("acme", "ann") is None
 
 
 @on_each
