@@ -6,7 +6,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import sqlite3
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ from support.commands import run
 from support.server_process import start_server
 from support.sqlite import config_file, open_store
 from support.verifying import damage, full, verify_while_used
+
+TESTS = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture
@@ -128,3 +132,38 @@ async def test_a_server_in_use_has_no_differences(tmp_path: Path) -> None:
         first, second = await verify_while_used(server)
     assert second["checked"]["events"] > first["checked"]["events"] / 2
     assert first["checked"]["users"] >= 12
+
+
+@pytest.mark.long
+def test_the_memory_does_not_grow_with_the_store(tmp_path: Path) -> None:
+    """docs/verify.md has figures for millions of events; the traits here take 60 MB, twice."""
+
+    async def fill(path: Path, users: int) -> None:
+        async with open_store(path) as store:
+            for start in range(0, users, 500):
+                await store.write(
+                    [
+                        full(str(one), type="identify", user_id=str(one), traits={"a": "x" * 2000})
+                        for one in range(start, start + 500)
+                    ]
+                )
+
+    def peak(users: int) -> int:
+        """Return the greatest memory in bytes of the command on a store of so many users."""
+        folder = tmp_path / str(users)
+        folder.mkdir()
+        path = config_file(folder)
+        asyncio.run(fill(path, users))
+        program = (
+            "import atexit, os, runpy; from support.overload import peak_memory;"
+            "atexit.register(lambda: print(peak_memory(os.getpid())));"
+            "runpy.run_module('engage', run_name='__main__')"
+        )
+        command = [sys.executable, "-c", program, "verify", "--json", "--config", str(path)]
+        environment = {**os.environ, "PYTHONPATH": str(TESTS)}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+        answer, memory = done.stdout.splitlines()
+        assert json.loads(answer)["checked"]["users"] == users
+        return int(memory)
+
+    assert peak(30_000) < peak(3000) + 30 * 2**20
