@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -82,9 +83,16 @@ def erase(ctx: click.Context, config_path: Path, file: Path | None) -> None:
 @_workspace_option
 @click.option("--user", required=True, metavar="ID", help="The id of the user.")
 @_json_option
+@click.option("--yes", is_flag=True, help="Do not ask; without a terminal, it never asks.")
 @click.pass_context
 def user_(
-    ctx: click.Context, config_path: Path, workspace_id: str | None, user: str, *, as_json: bool
+    ctx: click.Context,
+    config_path: Path,
+    workspace_id: str | None,
+    user: str,
+    *,
+    as_json: bool,
+    yes: bool,
 ) -> None:
     """Erase all that was received of a user until now, and print a receipt.
 
@@ -93,6 +101,8 @@ def user_(
     in the audit; it says so if nothing was known of the id. It cannot be undone.
     """
     config, workspace = load_chosen(config_path, workspace_id)
+    if not yes and sys.stdin.isatty():
+        click.confirm(f"Erase {safe(user)} in {workspace} for ever?", abort=True, err=True)
 
     async def run(report: Callable[[str, int], None]) -> Receipt:
         async with opened(registry_of(ctx, config), config) as store:
@@ -144,7 +154,7 @@ def _with_progress(
 
 def repeated(file: Path, erasures: Sequence[Erasure], counts: Mapping[str, int]) -> str:
     """Return in words what carrying out a file of erasures has erased."""
-    return f"{plural(len(erasures), 'erasure')} in {safe(str(file))}; {_erased(counts)}"
+    return f"{plural(len(erasures), 'erased id')} in {safe(str(file))}; {_erased(counts)}"
 
 
 def _erased(counts: Mapping[str, int]) -> str:

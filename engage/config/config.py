@@ -37,7 +37,7 @@ _STATEMENT: Final = re.compile(r"\[[\w. \-\[]*\]*|\s*[\w.\-]+\s*=", re.ASCII)
 _NO_PORT: Final = "must name a host, and a port from 1 to 65535 if any"
 #: What to do about an error of tomllib, by how its message begins.
 _HINTS: Final = {
-    "Invalid value": "write a text in quotation marks, and true or false in lower case",
+    "Invalid value (at line": "write a text in quotation marks, and true or false in lower case",
     "Illegal character '\\n'": "end a text with a quotation mark in its own line",
     "Unescaped": "write a text with backslashes in single quotation marks",
     "Expected newline": "write each key in a line of its own, and a text in quotation marks",

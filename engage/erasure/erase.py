@@ -14,7 +14,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -62,6 +62,13 @@ __all__ = ["Receipt", "erase_user", "hashed_address", "repeat"]
 
 #: Told what is done at the moment, and how many things of it are done.
 Report = Callable[[str, int], None]
+
+
+#: What a receipt counts.
+_COUNTED: Final = (
+    *("events", "deadLetters", "auditEntries", "suppressions", "requests", "choices"),
+    *("subscriptionHistory", "undoneLinks", "visitors", "users"),
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,7 +273,7 @@ async def _carry_out(
 
     :return: how much of each kind, and what :meth:`ErasureStore.settle` returned.
     """
-    counts, workspace_id = Counter[str](), person.workspace_id
+    counts, workspace_id = Counter(dict.fromkeys(_COUNTED, 0)), person.workspace_id
     workspace = next((one for one in config.workspaces if one.id == workspace_id), None)
     own = await own_ids(store, person)
     addresses = await addresses_of(store, workspace, person)

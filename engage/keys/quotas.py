@@ -155,5 +155,5 @@ def _reason(
     for unit, name in (("events", STORED), ("bytes", STORED_BYTES)):
         limit = getattr(quota, f"{unit}_per_day")
         if limit and sum(used.get((workspace_id, name, one), 0) for one in key_ids) >= limit:
-            return f"{what} has stored {limit} {unit} today ({table}.quota.{unit}_per_day)"
+            return f"{what} has used up {limit} {unit} a day ({table}.quota.{unit}_per_day)"
     return None

@@ -170,7 +170,7 @@ def test_keys_that_were_disabled_since_are_disabled_again(config: Path, tmp_path
     )
     path, lines = restored(config, backup, "--erasures", str(file))
     assert lines[1:] == [
-        f"0 erasures in {file}; erased: nothing",
+        f"0 erased ids in {file}; erased: nothing",
         "engage: the key 'later' of the workspace 'acme' does not exist",
     ]
     # The next restore of this config knows it as well.
@@ -204,7 +204,7 @@ def test_a_person_who_was_erased_since_stays_erased(config: Path, tmp_path: Path
     config.with_name("engage.db").rename(tmp_path / "gone" / "engage.db")
     result = run("restore", "--config", config, backup)
     assert result.exit_code == 0, result.stderr
-    assert result.stdout.splitlines()[1] == f"2 erasures in {beside}; erased: events 1"
+    assert result.stdout.splitlines()[1] == f"2 erased ids in {beside}; erased: events 1"
     other = tmp_path / "other"
     other.mkdir()
     new = other / "engage.toml"

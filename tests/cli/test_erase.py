@@ -51,6 +51,17 @@ def erase(config: Path, *arguments: str, user: str = "ann") -> Result:
     return run("erase", "user", *options, *arguments)
 
 
+def test_on_a_terminal_it_asks_first(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda _: True, raising=False)
+    command = ("erase", "user", "--config", config, "--workspace", "acme", "--user", "nobody")
+    refused = run(*command, "--json", text="n\n")
+    assert refused.exit_code == 1
+    assert refused.stdout == ""
+    assert "Erase nobody in acme for ever?" in refused.stderr
+    assert not json.loads(run(*command, "--json", text="y\n").stdout)["known"]
+    assert "for ever" not in run(*command, "--json", "--yes").stderr
+
+
 def test_erase_prints_a_receipt_and_notes_the_erasure(config: Path) -> None:
     result = erase(config, "--json")
     assert (result.exit_code, result.stderr) == (0, "")

@@ -80,6 +80,7 @@ async def test_all_of_a_person_is_erased_and_others_stay(store: Any, tmp_path: P
         "deadLetters": 3,
         "auditEntries": 1,
         "suppressions": 2,
+        "requests": 0,
         "choices": 2,
         "subscriptionHistory": 2,
         "undoneLinks": 1,

@@ -174,14 +174,14 @@ async def test_a_quota_that_is_used_up_is_logged_once_a_day(
     process.stores("web", 10)
     await process.passes(10)
     assert caplog.messages == [
-        "the write key 'web' of the workspace 'acme' has stored 10 events today"
+        "the write key 'web' of the workspace 'acme' has used up 10 events a day"
         " (limits.quota.events_per_day); it is refused until 2024-10-05T00:00:00+00:00"
     ]
     caplog.clear()
     process.stores("ios", 5)
     await process.passes(10)
     assert caplog.messages == [
-        "the workspace 'acme' with its public write keys has stored 1500 bytes today"
+        "the workspace 'acme' with its public write keys has used up 1500 bytes a day"
         " (workspaces.quota.bytes_per_day); it is refused until 2024-10-05T00:00:00+00:00"
     ]
 

@@ -128,7 +128,7 @@ def test_two_hosts_share_a_quota(tmp_path: Path, storage: str) -> None:
             with one_to_each_worker(server) as workers:
                 for worker in workers.values():
                     wait_for(functools.partial(_is_refused, worker), what="a 429 of each worker")
-            lines = [line for line in server.lines() if "has stored 100 events" in line["message"]]
+            lines = [line for line in server.lines() if "has used up 100 events" in line["message"]]
             assert len(lines) == 1
             # What was counted survives a restart.
             server.restart()

@@ -157,7 +157,7 @@ async def test_a_quota_that_is_used_up_needs_attention(tmp_path: Path) -> None:
             await history.write_to(store)
             await eventually(lambda: console.now() % 1000 > 0)
             page = html.unescape((await client.get("?range=1h")).text)
-            warning = "The write key 'website' of the workspace 'acme' has stored 10 events today"
+            warning = "The write key 'website' of the workspace 'acme' has used up 10 events a day"
             assert (warning in page) == shown
 
 
