@@ -49,24 +49,34 @@ def usage(server: Server) -> dict[int, Use]:
 
 
 def quiet(server: Server, descriptors: Mapping[int, int] | None = None) -> dict[int, Use]:
-    """Wait for three seconds in which a server without clients does not change, and return its use.
+    """Wait for three seconds in which a server without clients does nothing, and return its use.
 
-    SQLite's writer merges keys and builds filters when it has nothing else to do.
+    SQLite's writer merges keys and builds filters when it has nothing else to do. A filter for 30
+    million keys takes half a minute, and 60 MB until it replaces the others.
 
-    :param descriptors: process id → how many it should have in the end, for at most a minute.
+    :param descriptors: process id → how many it should have in the end.
     """
     last: list[dict[int, Use]] = []
+    seconds: list[float] = []
 
     def settled() -> bool:
         last.append(usage(server))
+        seconds.append(sum(map(_processor_seconds, last[-1])))
         if any(one != last[-1] for one in last[-150:]) or len(last) < 150:
+            return False
+        if seconds[-1] - seconds[-150] > 0.5:
             return False
         now = {pid: use.descriptors for pid, use in last[-1].items()}
         return descriptors is None or now == descriptors
 
     with contextlib.suppress(AssertionError):
-        wait_for(settled, deadline=60)
+        wait_for(settled, deadline=180)
     return last[-1]
+
+
+def _processor_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def copy_a_log(server: Server) -> None:
