@@ -71,7 +71,8 @@ PART_WEIGHT: Final = 1000
 PART_BYTES: Final = 1024 * 1024
 #: A call that takes more seconds halves the weight of the next ones, down to the least one; a call
 #: that takes less than half of them doubles it again. A request of another key waits for about two
-#: calls, also in front of a slow storage.
+#: calls, also in front of a slow storage. A call may always take four times as long as a small one:
+#: on a slow disk or network, smaller calls take as long, and would only store less.
 CALL_SECONDS: Final = 0.1
 LEAST_WEIGHT: Final = 100
 
@@ -426,6 +427,8 @@ class WriteQueue(Room[_Item, _Result]):
         self._most_weight = group_weight // writes
         #: The maximum weight of the next write, see :meth:`adapt`.
         self._write_weight = self._most_weight
+        #: About how long a small write takes; 0: there was none.
+        self._small_seconds = 0.0
         #: By write key, in the order of rotation; never empty.
         self._queues: dict[str, collections.deque[WriteRequest[_Item, _Result]]] = {}
         #: The weight of the requests that are being written.
@@ -440,11 +443,15 @@ class WriteQueue(Room[_Item, _Result]):
 
     def adapt(self, seconds: float, weight: int) -> None:
         """Adapt the weight of the next writes to the time that one took."""
+        if weight <= LEAST_WEIGHT:
+            # A single one that waited for something else says little.
+            self._small_seconds = min(seconds, 1.1 * self._small_seconds or seconds)
         if 2 * weight < self._write_weight:
             return
-        if seconds > CALL_SECONDS:
+        longest = max(CALL_SECONDS, 4 * self._small_seconds)
+        if seconds > longest:
             self._write_weight = max(self._write_weight // 2, min(LEAST_WEIGHT, self._most_weight))
-        elif 2 * seconds < CALL_SECONDS:
+        elif 2 * seconds < longest:
             self._write_weight = min(self._write_weight * 2, self._most_weight)
 
     @property

@@ -156,29 +156,55 @@ async def test_only_large_requests_are_refused_for_the_bytes_of_other_keys() -> 
     await asyncio.gather(*requests)
 
 
-async def test_calls_are_smaller_while_the_storage_is_slow() -> None:
+class Slow:
+    """A group commit whose calls take a fixed time, and more for each item."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(group_commit, "LEAST_WEIGHT", 2)
+        self.target = Target(group_weight=16, max_weight=1000)
+        self.clock = self.target.stop_the_clock()
+
+    async def weight_after(self, fixed: float, each: float, requests: int = 16) -> int:
+        """Submit requests at the same time, and return the weight of the next call.
+
+        :param fixed: a part of ``CALL_SECONDS``, as ``each``.
+        """
+
+        def take_time(items: Sequence[Any]) -> None:
+            self.clock.now += (fixed + each * len(items)) * group_commit.CALL_SECONDS
+
+        self.target.before = take_time
+        await asyncio.gather(*(self.target.submit("a") for _ in range(requests)))
+        return self.target.group_commit.queue.part_weight
+
+
+async def test_calls_are_smaller_while_the_storage_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """So a request of another key does not wait long behind a flood."""
-    target = Target(group_weight=8, max_weight=1000)
-    queue, clock = target.group_commit.queue, target.stop_the_clock()
+    slow = Slow(monkeypatch)
+    assert await slow.weight_after(0, 1 / 16) == 16
+    assert await slow.weight_after(0, 1.01 / 16) == 8
+    assert await slow.weight_after(0, 0.2) == 4
+    assert [len(call) for call in slow.target.calls[2:]] == [8, 4, 4]
+    # A call of medium length says that more would take too long, and a small one says nothing.
+    assert await slow.weight_after(0, 0.13) == 4
+    assert await slow.weight_after(0, 0.01, 1) == 4
+    assert await slow.weight_after(0, 0.12, 12) == 8
+    assert await slow.weight_after(0, 0.01) == 16
 
-    async def sizes(seconds: float, requests: int = 8) -> list[int]:
-        before = len(target.calls)
-        target.before = lambda items: setattr(clock, "now", clock.now + seconds)
-        await asyncio.gather(*(target.submit("a") for _ in range(requests)))
-        return [len(call) for call in target.calls[before:]]
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(group_commit, "LEAST_WEIGHT", 2)
-        assert await sizes(group_commit.CALL_SECONDS) == [8]
-        assert await sizes(group_commit.CALL_SECONDS * 1.01) == [8]
-        assert await sizes(group_commit.CALL_SECONDS * 1.01) == [4, 2, 2]
-        assert queue.part_weight == 2
-        # Neither a call of medium length, nor a small one, says that more would be fast.
-        assert await sizes(group_commit.CALL_SECONDS * 0.51) == [2, 2, 2, 2]
-        assert await sizes(group_commit.CALL_SECONDS * 0.49) == [2, 4, 2]
-        assert await sizes(group_commit.CALL_SECONDS * 0.49, 3) == [3]
-        assert await sizes(0.0, 1) == [1]
-        assert queue.part_weight == 8
+@pytest.mark.parametrize("small_first", [False, True])
+async def test_calls_are_not_smaller_if_that_does_not_help(
+    monkeypatch: pytest.MonkeyPatch, small_first: bool
+) -> None:
+    """On a disk or network that takes long for anything."""
+    slow = Slow(monkeypatch)
+    if small_first:
+        assert await slow.weight_after(2, 0.01, 1) == 16
+    else:
+        assert await slow.weight_after(2, 0.01) == 8
+        assert await slow.weight_after(2, 0.01, 46) == 16
+    for _ in range(3):
+        assert await slow.weight_after(2, 0.01) == 16
 
 
 async def test_keys_are_written_in_rotation() -> None:
