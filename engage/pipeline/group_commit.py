@@ -427,6 +427,8 @@ class WriteQueue(Room[_Item, _Result]):
         self._most_weight = group_weight // writes
         #: The maximum weight of the next write, see :meth:`adapt`.
         self._write_weight = self._most_weight
+        #: The maximum weight of a part of a large request.
+        self.part_weight = min(PART_WEIGHT, self._write_weight)
         #: About how long a small write takes; 0: there was none.
         self._small_seconds = 0.0
         #: By write key, in the order of rotation; never empty.
@@ -435,11 +437,6 @@ class WriteQueue(Room[_Item, _Result]):
         self._writing = 0
         #: How many items wait.
         self.waiting = 0
-
-    @property
-    def part_weight(self) -> int:
-        """The maximum weight of a part of a large request."""
-        return min(PART_WEIGHT, self._write_weight)
 
     def adapt(self, seconds: float, weight: int) -> None:
         """Adapt the weight of the next writes to the time that one took."""
@@ -453,6 +450,7 @@ class WriteQueue(Room[_Item, _Result]):
             self._write_weight = max(self._write_weight // 2, min(LEAST_WEIGHT, self._most_weight))
         elif 2 * seconds < longest:
             self._write_weight = min(self._write_weight * 2, self._most_weight)
+        self.part_weight = min(PART_WEIGHT, self._write_weight)
 
     @property
     def is_due(self) -> bool:

@@ -48,6 +48,7 @@ def test_each_part_has_the_keys_of_successive_events(engine: Engine, path: Path)
     assert 8 < len(sizes) < 20
     forget(engine)
     write_all(engine, range(2000, 2600), 10)
+    finish(engine)
     assert are_duplicates(engine, range(0, 2600, 50))
     found = parts_of(path)
     assert [one for part in found.values() for one in part] == list(range(1, merged(path) + 1))
@@ -147,7 +148,7 @@ def test_a_part_is_forgotten_when_its_transaction_is_committed(
 def test_a_part_is_not_begun_twice(path: Path) -> None:
     """A crash in the first merge of a part, and a gap in the numbers as large as a part."""
     engine = opened(path)
-    write_all(engine, range(600))
+    write_all(engine, range(610))
     finish(engine)
     first = merged(path) + 1
     with contextlib.closing(sqlite3.connect(path)) as db, db:
@@ -161,5 +162,5 @@ def test_a_part_is_not_begun_twice(path: Path) -> None:
     assert len(engine.keys.parts) == len(parts_of(path))
     engine.drop()
     engine = opened(path)
-    assert are_duplicates(engine, [*range(600), *range(1000, 1100)])
+    assert are_duplicates(engine, [*range(610), *range(1000, 1100)])
     engine.close()
