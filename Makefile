@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # make run            install into .venv, write a config if there is none, and start the server
 # make test           install what the tests need and run them, except those of the next three
-# make test-long      run the tests that break servers, databases and nodes, and the benchmarks
+# make test-long      run the tests that break servers for long, those with Kafka, and the benchmarks
 # make test-browser   run the tests in a real Chromium (installs it on Debian)
 # make test-timing    run the tests that measure seconds; the machine should do nothing else
 # make test-fast      run the tests that need no other programs
@@ -69,13 +69,13 @@ $(VENV)/.test: pyproject.toml engage/__init__.py
 test: $(VENV)/.test
 	@sh .ci/packages
 	@$(BIN)/python tests/support/prepare.py
-	$(PYTEST) -m "not sdk and not browser and not timing and not long"
+	$(PYTEST) -m "not sdk and not browser and not timing and not long and not kafka"
 	$(PYTEST) --dist worksteal -m "sdk and not browser and not timing" $(ALLOW_NO_TESTS)
 
 test-long: $(VENV)/.test
 	@sh .ci/packages
 	@$(BIN)/python tests/support/prepare.py
-	$(PYTEST) -m "long and not sdk and not browser and not timing" $(ALLOW_NO_TESTS)
+	$(PYTEST) -m "(long or kafka) and not sdk and not browser and not timing" $(ALLOW_NO_TESTS)
 
 test-timing: $(VENV)/.test
 	$(BIN)/python -m pytest -m timing $(PYTEST_ARGS)

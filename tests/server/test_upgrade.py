@@ -120,7 +120,7 @@ def check(
     assert sorted(users, key=lambda user: str(user["userId"])) == expected_users(events)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_an_upgrade_under_load_and_the_way_back_lose_nothing(tmp_path: Path, end: str) -> None:
     release, version, least = NEW.versions()
