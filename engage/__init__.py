@@ -54,4 +54,4 @@ Where to add something:
 - a command: one file in ``cli/``
 """
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
