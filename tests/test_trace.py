@@ -11,6 +11,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+# On a busy machine, timers add calls to every request.
+pytestmark = pytest.mark.timing
+
 ROOT = Path(__file__).resolve().parent.parent
 
 #: Requests that are traced at most. The server's timers add calls to some of them.
