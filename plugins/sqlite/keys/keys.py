@@ -32,9 +32,9 @@ from . import parts, saved
 from .merge import Frozen, Merger
 from .parts import Parts
 
-#: The keys in memory are merged when there are so many. The fewer they are, the more pages of the
-#: table change for each key; but they need memory, and all are read again after a crash. The table
-#: of a dict doubles at 174,763 keys.
+#: The keys in memory are merged when they reach this number. A smaller merge changes more pages of
+#: the table for each key. A larger one needs more memory, and reads more keys again after a crash.
+#: A dict doubles its own table at 174,763 keys.
 MERGE_KEYS: Final = 170_000
 
 #: Keys of a step that is a separate transaction.
