@@ -149,7 +149,7 @@ def test_the_memory_does_not_grow_with_the_store(tmp_path: Path) -> None:
                 )
 
     def peak(users: int) -> int:
-        """Return the greatest memory in bytes of the command on a store of so many users."""
+        """Return the peak memory of the command, in bytes, on a store with this many users."""
         folder = tmp_path / str(users)
         folder.mkdir()
         path = config_file(folder)
