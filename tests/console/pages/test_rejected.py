@@ -108,7 +108,7 @@ def test_the_audit_is_formatted(server: Server, client: httpx.Client) -> None:
     page = words(client.get("audit").text)
     assert re.search(r"until 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC", page)
     assert "newIds no" in page
-    assert re.search(r"session \w{6}\b", page)
+    assert re.search(r"session [\w-]{6} ", page)
 
 
 def test_events_get_new_ids_only_after_a_question_with_their_number(
