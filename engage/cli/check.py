@@ -38,7 +38,6 @@ from engage.cli.common import (
     safe,
 )
 from engage.config import Config, load
-from engage.http1.sockets import own_address
 from engage.keys.effective import EffectiveKeys, list_keys
 from engage.monitoring.history import EVENTS, HOUR
 from engage.pipeline.items import NOTICES
@@ -80,9 +79,12 @@ def check(ctx: click.Context, config_path: Path) -> None:
         if workspace.webhooks:
             parts.append("webhooks " + ", ".join(sorted(workspace.webhooks)))
         _print("workspace", f"{workspace.id}: {', '.join(parts)}")
-    _check_addresses(config)
-    # Imported here, because no other command needs the pages.
+    # Imported here, because no other command needs the sockets and the pages.
     from engage.handlers.preferences.looks import Looks
+    from engage.server.serve import check_ports
+
+    for warning in check_ports(config):
+        _print("warning", warning)
 
     Looks(config)
     registry = registry_of(ctx, config)
@@ -134,38 +136,6 @@ def _show_storage(
                 f" {use.size >> 20} of {size >> 20} MiB"
                 + ("; no more are kept" if use.count >= count else ""),
             )
-
-
-def _check_addresses(config: Config) -> None:
-    """Warn of hosts that this machine does not have; it may not be the one of the server.
-
-    :raises EngageError: if two parts of a server would listen on one port.
-    """
-    server, console = config.server, config.console
-    listeners = [("server.", server.host, server.port)]
-    if server.metrics_port is not None:
-        listeners.append(("server.metrics_", server.metrics_host, server.metrics_port))
-    if console is not None:
-        listeners.append(("console.", console.host, console.port))
-    found: list[tuple[str, str, int]] = []
-    for key, host, port in listeners:
-        try:
-            address = own_address(host, keys=f"{key}host")
-        except EngageError as error:
-            _print("warning", str(error))
-            continue
-        for other, taken, its_port in found:
-            if port == its_port != 0 and _overlap(address, taken):
-                same = f"{key}port: is the same port as {other}port"
-                raise ConfigError(f"{config.path}: {same}; use a different one")
-        found.append((key, address, port))
-
-
-def _overlap(one: str, other: str) -> bool:
-    """Return whether two sockets of these addresses cannot have one port."""
-    # :: also takes the connections over IPv4.
-    ipv4 = ":" not in one + other
-    return one == other or "::" in (one, other) or (ipv4 and "0.0.0.0" in (one, other))  # noqa: S104
 
 
 def _show_lag(config: Config, lag: Lag) -> None:

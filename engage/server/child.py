@@ -152,8 +152,10 @@ def main(channel_fd: int, listening_fd: int | None = None) -> int:
     :param listening_fd: the inherited listening socket of a worker.
     :return: the exit status.
     """
-    # Only the parent reacts to Ctrl-C; it sends "drain". SIGTERM drains this child only.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Only the parent reacts to Ctrl-C and to a closed terminal; it sends "drain". SIGTERM drains
+    # this child only.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     channel = socket.socket(fileno=channel_fd)
     faulthandler.register(signal.SIGUSR1, file=channel_fd, all_threads=False)
     try:

@@ -21,9 +21,9 @@ import sys
 import tempfile
 from typing import TYPE_CHECKING
 
-from engage.api import EngageError
+from engage.api import ConfigError, EngageError
 from engage.config.schema_check import strings
-from engage.http1.sockets import listen
+from engage.http1.sockets import listen, own_address
 from engage.monitoring import logs
 from engage.server.metrics_endpoint import SHARED_FOLDER_VARIABLE
 from engage.server.supervisor import Supervisor
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from engage.config import Config
     from engage.registry import Registry
 
-__all__ = ["secrets_of", "serve"]
+__all__ = ["check_ports", "secrets_of", "serve"]
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +57,7 @@ def serve(config: Config, registry: Registry) -> int:
     for warning in registry.warnings(config):
         _log.warning("%s", warning)
     try:
+        check_ports(config)
         _raise_open_file_limit(config.server.max_connections)
         sock = listen(config.server.host, config.server.port)
         # The console shows the port, and sends test events to it.
@@ -74,6 +75,42 @@ def serve(config: Config, registry: Registry) -> int:
         return 1
     finally:
         logs.flush()
+
+
+def check_ports(config: Config) -> list[str]:
+    """Check that no two parts of a server listen on one port.
+
+    :return: a warning for each host that this machine does not have; it may not be the one that
+        the server runs on.
+    :raises ConfigError: if two parts have the same port.
+    """
+    server, console = config.server, config.console
+    listeners = [("server.", server.host, server.port)]
+    if server.metrics_port is not None:
+        listeners.append(("server.metrics_", server.metrics_host, server.metrics_port))
+    if console is not None:
+        listeners.append(("console.", console.host, console.port))
+    warnings: list[str] = []
+    found: list[tuple[str, str, int]] = []
+    for key, host, port in listeners:
+        try:
+            address = own_address(host, keys=f"{key}host")
+        except EngageError as error:
+            warnings.append(str(error))
+            continue
+        for other, taken, its_port in found:
+            if port == its_port != 0 and _overlap(address, taken):
+                same = f"{key}port: is the same port as {other}port"
+                raise ConfigError(f"{config.path}: {same}; use a different one")
+        found.append((key, address, port))
+    return warnings
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Return whether two sockets of these addresses cannot have one port."""
+    # :: also takes the connections over IPv4.
+    ipv4 = ":" not in one + other
+    return one == other or "::" in (one, other) or (ipv4 and "0.0.0.0" in (one, other))  # noqa: S104
 
 
 def _raise_open_file_limit(connections: int) -> None:

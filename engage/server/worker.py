@@ -206,23 +206,31 @@ class Worker:
 
 
 def handle_signals(stop: Callable[[], None], at_exit: Callable[[], None] = lambda: None) -> None:
-    """Call ``stop`` in the running event loop on SIGTERM or SIGINT.
+    """Call ``stop`` in the running event loop on SIGTERM, SIGINT or SIGHUP.
 
-    :param at_exit: called at a second signal, which ends the process at once with status 1.
+    :param at_exit: called at a second signal, which ends the process at once with status 1. SIGHUP
+        is no second signal: a terminal that is closed, and its shell, both send it.
     """
     loop = asyncio.get_running_loop()
     stopping = False
 
-    def handler() -> None:
+    def begin() -> None:
         nonlocal stopping
+        if not stopping:
+            stopping = True
+            stop()
+
+    def handler() -> None:
         if stopping:
             _log.warning("ended at once by a second signal")
             at_exit()
             logs.flush()
             os._exit(1)
-        stopping = True
-        stop()
+        begin()
 
+    # nohup lets a program ignore it.
+    if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        loop.add_signal_handler(signal.SIGHUP, begin)
     for number in (signal.SIGTERM, signal.SIGINT):
         try:
             loop.add_signal_handler(number, handler)

@@ -12,6 +12,7 @@ import resource
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from engage.config import Config, LogConfig, Selected, StorageConfig, Workspace,
 from engage.registry import Registry
 from engage.registry.discovery import Discovered, Registered
 from engage.server.serve import secrets_of
-from support.console import CONSOLE, console_url
+from support.console import CONSOLE, console_url, free_port
 from support.processes import alive, descendants
 from support.server_process import KEY, SECRET, SQLITE, Server, config_text, start_server
 from support.waiting import DEADLINE, wait_for
@@ -167,6 +168,35 @@ def test_sigterm_to_all_processes_is_one_drain(tmp_path: Path) -> None:
         assert server.process is not None
         os.killpg(server.process.pid, signal.SIGTERM)
         assert server.wait() == 0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_closed_terminal_begins_a_drain(tmp_path: Path, workers: int) -> None:
+    """The kernel and the shell both send SIGHUP then."""
+    with start_server(tmp_path, workers=workers, server="shutdown_delay = 1") as server:
+        assert server.process is not None
+        for _ in range(2):
+            os.killpg(server.process.pid, signal.SIGHUP)
+            time.sleep(0.2)
+        assert server.track("during the drain").status_code == 200
+        assert server.wait() == 0
+        assert [event["messageId"] for event in server.export()] == ["during the drain"]
+
+
+def test_nohup_keeps_the_server_running(tmp_path: Path) -> None:
+    ignore = lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)  # noqa: E731
+    with start_server(tmp_path, preexec=ignore) as server:
+        assert server.process is not None
+        os.killpg(server.process.pid, signal.SIGHUP)
+        assert server.track("m").status_code == 200
+        assert server.stop() == 0
+
+
+def test_two_parts_on_one_port_are_one_line(tmp_path: Path) -> None:
+    port = free_port()
+    config = config_text(config_extra=f"[console]\nport = {port}")
+    message = _cannot_start(Server(tmp_path, config.replace("port = 0", f"port = {port}", 1)))
+    assert message.endswith("console.port: is the same port as server.port; use a different one")
 
 
 def test_a_connection_waiting_to_be_accepted_is_answered_in_a_drain(tmp_path: Path) -> None:
