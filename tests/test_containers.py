@@ -7,6 +7,7 @@ import base64
 import json
 import re
 import shlex
+import subprocess
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -30,6 +31,7 @@ def instructions() -> list[tuple[str, str]]:
     return [(line.split(maxsplit=1)[0], line.split(maxsplit=1)[1]) for line in lines]
 
 
+KEY = "k" * 64
 #: The services of deploy/kafka.yaml that are engage's loaders, and those that are Kafka.
 LOADERS = ("load-1", "load-2")
 BROKERS = ("kafka-1", "kafka-2", "kafka-3")
@@ -141,7 +143,7 @@ def test_the_store_of_compose_outlives_the_container_and_the_user_may_write_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = (ROOT / "compose.yaml").read_text("utf-8")
-    assert text.count("\n") <= 20
+    assert text.count("\n") <= 21
     (mount,) = compose("compose.yaml")["services"]["engage"]["volumes"]
     folder = mount.split(":")[1]
     config = config_of("compose.yaml", tmp_path, monkeypatch)
@@ -185,12 +187,15 @@ def test_the_brokers_of_compose_are_a_cluster() -> None:
 
 
 def config_of(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
-    """Load the config in a Compose file, with the write key ``k``."""
+    """Load the config in a Compose file, with keys of 64 characters ``k``."""
     document = compose(name)
     path = folder / "engage.toml"
     path.write_text(document["configs"]["engage"]["content"].replace("$$", "$"))
-    for variable in document["services"][FILES[name][0][0]]["environment"]:
-        monkeypatch.setenv(variable, "k")
+    service = document["services"][FILES[name][0][0]]
+    keys = ("ENGAGE_WRITE_KEY", "ENGAGE_ERASURES_KEY")
+    assert "env_file" in service or tuple(service["environment"]) == keys
+    for key in keys:
+        monkeypatch.setenv(key, KEY)
     config = load(path)
     load_plugins().check(config)
     return config
@@ -206,7 +211,8 @@ def test_the_configs_in_compose_are_valid(
     assert config.console is not None
     port = config.console.port
     assert f"127.0.0.1:{port}:{port}" in services[FILES[name][0][0]]["ports"]
-    assert config.workspaces[0].write_keys[0].key == "k"
+    assert config.workspaces[0].write_keys[0].key == KEY
+    assert config.erasures.key == KEY
     if name != "deploy/kafka.yaml":
         assert config.log is None
         return
@@ -224,5 +230,7 @@ def test_the_lines_at_the_top_name_the_file_and_a_server(name: str) -> None:
     file = "" if name == "compose.yaml" else f"-f {Path(name).name} "
     assert f"docker compose {file}up" in comment
     assert f"docker compose {file}exec {FILES[name][0][0]} engage console-link" in comment
-    assert "> .env" in comment
+    (keys,) = re.findall(r"^#   (for .*) > \.env$", comment, re.M)
+    lines = subprocess.run(["sh", "-c", keys], capture_output=True, text=True, check=True).stdout
+    assert re.fullmatch(r"ENGAGE_WRITE_KEY=\w{64}\nENGAGE_ERASURES_KEY=\w{64}\n", lines)
     assert ".env" in (ROOT / ".gitignore").read_text("utf-8").split()
