@@ -184,7 +184,9 @@ def test_a_closed_terminal_begins_a_drain(tmp_path: Path, workers: int) -> None:
 
 
 def test_nohup_keeps_the_server_running(tmp_path: Path) -> None:
-    ignore = lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)  # noqa: E731
+    def ignore() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
     with start_server(tmp_path, preexec=ignore) as server:
         assert server.process is not None
         os.killpg(server.process.pid, signal.SIGHUP)
