@@ -17,7 +17,15 @@ _WITH_PORT = re.compile(r"\[(?P<v6>[^\]]*)\](?::\d+)?|(?P<v4>[^:]*):\d+")
 
 def networks(texts: Iterable[str]) -> tuple[Network, ...]:
     """Return the networks that a config names, such as ``10.0.0.0/8``; it was checked."""
-    return tuple(ipaddress.ip_network(text) for text in texts)
+    found = [ipaddress.ip_network(text) for text in texts]
+    # As the addresses that are compared with them: mapped IPv6 as IPv4.
+    firsts = [parsed_address(str(network.network_address)) for network in found]
+    return tuple(
+        network
+        if first is None or first.version == network.version
+        else ipaddress.ip_network((first, network.prefixlen - 96))
+        for network, first in zip(found, firsts, strict=True)
+    )
 
 
 def client_address(peer: str, forwarded: Sequence[str], trusted: Sequence[Network]) -> str:

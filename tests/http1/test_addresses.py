@@ -7,7 +7,7 @@ import ipaddress
 
 import pytest
 
-from engage.http1.addresses import client_address
+from engage.http1.addresses import client_address, networks
 
 NETWORKS = [ipaddress.ip_network("10.0.0.0/8"), ipaddress.ip_network("::1")]
 
@@ -43,3 +43,11 @@ def test_only_trusted_proxies_name_the_address_of_a_client(
 ) -> None:
     values = [] if forwarded is None else [forwarded]
     assert client_address(peer, values, NETWORKS) == address
+
+
+@pytest.mark.parametrize("text", ["::ffff:10.0.0.1", "::ffff:a00:0/104", "::ffff:0:0/96"])
+def test_a_trusted_proxy_may_be_written_as_a_mapped_address(text: str) -> None:
+    """As a listener on ``::`` sees it."""
+    for peer in ("10.0.0.1", "::ffff:10.0.0.1"):
+        assert client_address(peer, ["198.51.100.7"], networks([text])) == "198.51.100.7"
+    assert client_address("2606:4700::1", ["198.51.100.7"], networks([text])) == "2606:4700::1"
