@@ -35,7 +35,8 @@ class Keeper:
 
     #: What it is called in the log.
     what: ClassVar[str]
-    #: Seconds before the first restart. Each early death doubles the pause, up to the maximum.
+    #: Seconds before the first restart. Each early death doubles the pause, up to the maximum. A
+    #: process that was killed because it hung did not die.
     restart_pause: ClassVar[float]
     max_restart_pause: ClassVar[float]
 
@@ -62,14 +63,15 @@ class Keeper:
         early_deaths = 0
         while not self._stopping.is_set():
             began = time.monotonic()
+            hung = False
             try:
-                await self._run_once()
+                hung = await self._run_once()
             except OSError as error:  # Out of processes, memory or file descriptors.
                 self._log_once(f"{self.what} could not be started: {error}")
             if self._stopping.is_set():
                 return
             lived = time.monotonic() - began
-            early_deaths = 1 if lived > EARLY_SECONDS else early_deaths + 1
+            early_deaths = 1 if hung or lived > EARLY_SECONDS else early_deaths + 1
             pause = min(self.restart_pause * 2 ** min(early_deaths - 1, 10), self.max_restart_pause)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
@@ -85,7 +87,8 @@ class Keeper:
         :param report: what it added.
         """
 
-    async def _run_once(self) -> None:
+    async def _run_once(self) -> bool:
+        """Run one process, and return whether it was killed because it hung."""
         child = self._child = await start_child(self._next_setup())
         if self._stopping.is_set():  # It began while the child was started.
             child.drain()
@@ -96,7 +99,7 @@ class Keeper:
         self._child = None
         child.writer.close()
         if self._stopping.is_set():
-            return
+            return False
         if child.reason is not None:
             self._log_once(f"{self.what} cannot start: {child.reason}")
         else:
@@ -106,6 +109,7 @@ class Keeper:
                 status,
                 extra={"pid": child.process.pid},
             )
+        return child.hung
 
     def _log_once(self, reason: str) -> None:
         if reason != self._logged:
