@@ -540,6 +540,15 @@ def test_a_byte_order_mark_and_crlf_are_accepted(write: Any) -> None:
             " nothing",
         ),
         (
+            MINIMAL + KEY + 'key = "1"\norigins = ["https://a.example:"]\n',
+            "workspaces[0].write_keys[0].origins[0]: must be an origin without a path or wildcard,"
+            ' such as https://shop.example.com (it is "https://a.example:")',
+        ),
+        (
+            MINIMAL + "[limits.rate]\nevents_per_second = 1e-320\n",
+            "limits.rate.events_per_second: must be 0 or at least 0.000001",
+        ),
+        (
             MINIMAL + "[limits.rate]\nburst = 5\n",
             "limits.rate.burst: has no effect without limits.rate.events_per_second",
         ),
