@@ -131,6 +131,7 @@ def test_a_rotation_makes_a_second_key_and_says_when_the_old_one_is_idle(
         ("create", "a b", "letters"),
         ("create", "", "id"),
         ("disable", "missing", "missing"),
+        ("rotate", "missing", "missing"),
         ("archive", "site", "config file"),
     ],
 )

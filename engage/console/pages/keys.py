@@ -98,7 +98,9 @@ class KeysHandler(ConsoleHandler):
                 if action == "rotate":
                     name = f"{REPLACES}{key_id}"
                     keys = {key.id: key for key in await self._keys()}
-                    options = options_of(keys[key_id]) if key_id in keys else {}
+                    if key_id not in keys:
+                        raise EngageError(f"the key {key_id!r} does not exist; reload the page")
+                    options = options_of(keys[key_id])
                     key_id = _free_id(key_id, keys)
                 made = await self.console.reader.read(
                     create_key(
