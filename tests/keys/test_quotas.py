@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from engage.api import DAY_MS, StorageUnavailable
 from engage.config import Config, Limits, Quota, Workspace, WriteKey
 from engage.errors import ApiError
 from engage.keys.effective import Key, effective_keys
-from engage.keys.quotas import Quotas
+from engage.keys.quotas import Quotas, used_up
 from engage.monitoring.history import History
 from engage.monitoring.metrics import Metrics
 from support.memory_store import MemoryStore
@@ -213,3 +214,20 @@ async def test_a_clock_that_was_wrong_for_a_while_loses_nothing(step: int) -> No
     process.stores("web", 1)
     await process.passes(10)
     assert list(process.refused()) == ["web"]
+
+
+class Keys(list[Key]):
+    """Counts how often it is gone through."""
+
+    times = 0
+
+    def __iter__(self) -> Iterator[Key]:
+        self.times += 1
+        return super().__iter__()
+
+
+def test_many_workspaces_do_not_hold_the_event_loop() -> None:
+    acme = config({"events_per_day": 1})
+    keys = Keys(effective_keys(acme.workspaces, ()).keys)
+    assert used_up(acme, keys, {("other", "stored", "ios"): 1}).keys() == {("other", "ios")}
+    assert keys.times == 1
