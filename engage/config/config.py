@@ -237,6 +237,20 @@ def _unsubscribe_problems(workspace: Workspace, at: str) -> list[str]:
     return found
 
 
+def _useless_bursts(config: Config) -> list[str]:
+    """Return the problems of bursts for which there is no rate."""
+    if config.limits.rate.events_per_second:
+        return []
+    places = ["limits.rate"] if config.limits.rate.burst else []
+    places += [
+        f"workspaces[{w}].write_keys[{k}].rate"
+        for w, workspace in enumerate(config.workspaces)
+        for k, key in enumerate(workspace.write_keys)
+        if key.rate.get("burst") and not key.rate.get("events_per_second")
+    ]
+    return [f"{at}.burst: has no effect without events_per_second" for at in places]
+
+
 def _contradictions(config: Config) -> list[str]:
     """Return the problems that a JSON Schema cannot express."""
     found = _duplicates(
@@ -258,8 +272,7 @@ def _contradictions(config: Config) -> list[str]:
         for k, key in enumerate(workspace.write_keys)
         for problem in config.cors.missing(key.origins)
     ]
-    if config.limits.rate.burst and not config.limits.rate.events_per_second:
-        found.append("limits.rate.burst: has no effect without limits.rate.events_per_second")
+    found += _useless_bursts(config)
     for w, workspace in enumerate(config.workspaces):
         keys = enumerate(workspace.write_keys)
         found += _duplicates(

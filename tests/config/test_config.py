@@ -550,7 +550,11 @@ def test_a_byte_order_mark_and_crlf_are_accepted(write: Any) -> None:
         ),
         (
             MINIMAL + "[limits.rate]\nburst = 5\n",
-            "limits.rate.burst: has no effect without limits.rate.events_per_second",
+            "limits.rate.burst: has no effect without events_per_second",
+        ),
+        (
+            MINIMAL + KEY + 'key = "1"\nrate = {burst = 5}\n',
+            "workspaces[0].write_keys[0].rate.burst: has no effect without events_per_second",
         ),
         (
             MINIMAL + KEY + 'key = "1"\noperations = ["batch"]\n',
