@@ -34,7 +34,7 @@ from engage.api import (
 from engage.config import Workspace
 from engage.erasure.requests import noted_requests
 from engage.upkeep.audit import AUDIT, read_entry
-from engage.upkeep.export import MAX_PAGE, Kind, all_pages, render
+from engage.upkeep.export import MAX_PAGE, Kind, all_pages, as_line, render
 
 __all__ = [
     "Erasable",
@@ -238,4 +238,4 @@ def _line(kind: Kind, item: object) -> bytes:
 
 
 def _with(kind: Kind | Literal["audit", "erasure-requests"], document: bytes) -> bytes:
-    return orjson.dumps({"record": kind, **orjson.loads(document)})
+    return as_line(orjson.dumps({"record": kind, **orjson.loads(document)}))

@@ -33,7 +33,17 @@ from engage.api import (
 )
 from engage.errors import quote
 
-__all__ = ["KINDS", "PAGE", "Kind", "Record", "Selection", "all_pages", "export", "render"]
+__all__ = [
+    "KINDS",
+    "PAGE",
+    "Kind",
+    "Record",
+    "Selection",
+    "all_pages",
+    "as_line",
+    "export",
+    "render",
+]
 
 Kind = Literal[
     "events",
@@ -251,6 +261,11 @@ def _record(item: Any, members: Mapping[str, str]) -> Record:
         document[name] = value
     # Keys are sorted, because a storage need not keep their order.
     line = orjson.dumps(document, default=dict, option=orjson.OPT_SORT_KEYS)
+    return Record(as_line(line), _at(item))
+
+
+def as_line(document: bytes) -> bytes:
+    """Return compact JSON without any character that Unicode treats as a line end."""
     for character, escaped in _LINE_ENDS:
-        line = line.replace(character, escaped)
-    return Record(line, _at(item))
+        document = document.replace(character, escaped)
+    return document

@@ -485,6 +485,19 @@ async def test_everything_about_a_person_is_exported(store: Any, tmp_path: Path)
     assert [line async for line in export_person(store, workspace, "nobody")] == []
 
 
+@on_each
+async def test_each_record_about_a_person_is_one_line(store: Any, tmp_path: Path) -> None:
+    await fill(store)
+    await store.write([identify("m14", "ann", 9, traits={"city": "a\x85b\u2028c\u2029d"})])
+    about = {"workspace": "acme", "user": "ann", "note": "a\u2028b"}
+    await record_audit(store, ACTOR, "anonymous-id-linked", about, now=TIME)
+    workspace = config(tmp_path).workspaces[0]
+    found = [line async for line in export_person(store, workspace, "ann")]
+    assert b"\n".join(found).decode().splitlines() == [line.decode() for line in found]
+    traits = [orjson.loads(line).get("traits", {}) for line in found]
+    assert "a\x85b\u2028c\u2029d" in [one.get("city") for one in traits]
+
+
 def test_the_engine_names_no_id_in_a_receipt() -> None:
     fields = {field.name for field in dataclasses.fields(erase.Receipt)}
     assert fields == {"workspace", "user", "at", "known", "counts", "seconds", "overwritten"}
