@@ -4,6 +4,8 @@ a user as a file."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from engage.api import EngageError, StorageUnavailable
 from engage.console.base import ConsoleHandler
 from engage.console.data.erasing import Erasing
@@ -97,3 +99,10 @@ class PersonHandler(ConsoleHandler):
             self.set_header("Content-Type", "text/plain; charset=utf-8")
             self.set_status(400)
             self.finish(f"{error}\n")
+
+    def send_error(self, *arguments: Any, **kwargs: Any) -> None:
+        """Answer with an error, or cut off what is sent: a browser must not take it for whole."""
+        if self._headers_written:
+            self.detach().close()
+        else:
+            super().send_error(*arguments, **kwargs)

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
-from engage.api import Kind
+from engage.api import Kind, StorageUnavailable
 from engage.testing import MemoryStore
 from engage.testing.factories import event
 from support.console import CONSOLE, console_here, sign_in_here
@@ -121,6 +122,26 @@ async def test_everything_about_a_user_is_downloaded(tmp_path: Path) -> None:
             400,
             "text/plain; charset=utf-8",
         )
+
+
+class Failing(MemoryStore):
+    """A store that fails when the second page of its events is read."""
+
+    async def scan(self, *arguments: Any, after: str | None, **options: Any) -> Any:
+        if after is not None:
+            raise StorageUnavailable("the disk is gone")
+        return await super().scan(*arguments, after=after, **options)
+
+
+async def test_a_download_that_fails_is_not_taken_for_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engage.upkeep.export.PAUSE", 0)
+    store = Failing()
+    await store.write([event(f"n{number}", user_id="ann") for number in range(2000)])
+    async with console(tmp_path, store) as client:
+        with pytest.raises(httpx.RemoteProtocolError):
+            await client.get("user.ndjson?workspace=acme&id=ann")
 
 
 async def test_the_requests_of_providers_are_listed(tmp_path: Path) -> None:
