@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from engage.testing.factories import letter
 from engage.upkeep.verify import Report
 from support.commands import run
 from support.server_process import start_server
@@ -112,6 +113,31 @@ def test_a_store_that_fails_meanwhile_is_status_2(
     done = run("verify", "--config", config)
     assert done.exit_code == 2
     assert done.stderr == "engage: could not be looked at: the disk is gone\n"
+
+
+@pytest.mark.parametrize(
+    ("statement", "failure"),
+    [
+        ("UPDATE traits SET value = '{'", "profiles: damaged: JSONDecodeError: "),
+        ("UPDATE letters SET headers = 'x'", "letters: damaged: JSONDecodeError: "),
+    ],
+)
+def test_what_cannot_be_read_is_status_2_and_the_rest_is_looked_at(
+    config: Path, statement: str, failure: str
+) -> None:
+    async def keep() -> None:
+        async with open_store(config) as opened:
+            store: Any = opened
+            await store.put([letter("l1")])
+
+    asyncio.run(keep())
+    damage(config.parent / "engage.db", [statement])
+    done = run("verify", "--config", config, "--json")
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    result = json.loads(done.stdout)
+    (problem,) = result["failures"]
+    assert problem.startswith(failure)
+    assert "suppressions" in result["checked"]
 
 
 def test_a_locked_store_is_status_2(config: Path) -> None:

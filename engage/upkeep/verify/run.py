@@ -101,6 +101,9 @@ async def verify(
             run.report.failures.append(str(error))
         except sqlite3.Error as error:
             run.report.failures.append(f"temporary files: {error}")
+        except Exception as error:  # Something is damaged that the storage has to read.
+            problem = f"damaged: {type(error).__name__}: {error}"
+            run.report.failures.append(f"{check.__name__}: {problem}")
     return run.report
 
 
