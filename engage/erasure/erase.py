@@ -286,7 +286,7 @@ async def _carry_out(
         letters = [one.id async for one in letters_of(store, person, addresses)]
         for start in range(0, len(letters), PAGE):
             counts["deadLetters"] += await store.remove(workspace_id, letters[start : start + PAGE])
-    counts["auditEntries"] = await _hide_in_audit(store, key_of(config), person)
+    counts["auditEntries"] = await _hide_in_audit(store, key_of(config), person, addresses)
     counts["suppressions"] = await _hash_addresses(store, key_of(config), workspace_id, addresses)
     for record in await noted_requests(store, workspace_id, person.users):
         counts["requests"] += await store.delete_record(record.kind, workspace_id, record.id)
@@ -373,10 +373,12 @@ async def _hash_addresses(
     return erased
 
 
-async def _hide_in_audit(store: Erasable, key: str, person: Person) -> int:
-    """Replace the ids in the audit by their hashes, and return in how many entries."""
+async def _hide_in_audit(
+    store: Erasable, key: str, person: Person, addresses: set[tuple[str, str]]
+) -> int:
+    """Replace ids and addresses in the audit by their hashes, and return in how many entries."""
     hidden = 0
-    async for record, named in audit_of(store, person):
+    async for record, named in audit_of(store, person, addresses):
         body = orjson.loads(record.body)
         for name in named:
             body["details"][name] = hash_of(key, person.workspace_id, body["details"][name])

@@ -171,10 +171,12 @@ async def letters_of(
             yield letter
 
 
-async def audit_of(store: Erasable, person: Person) -> AsyncIterator[tuple[Record, list[str]]]:
-    """Yield the records of the audit that have an id of the person, with the names of the details
-    that have one."""
-    ids = {*person.users, *person.visitors}
+async def audit_of(
+    store: Erasable, person: Person, addresses: set[tuple[str, str]]
+) -> AsyncIterator[tuple[Record, list[str]]]:
+    """Yield the records of the audit that have an id or an address of the person, with the names of
+    the details that have one."""
+    ids = {*person.users, *person.visitors, *(address for _, address in addresses)}
     async for record in all_pages(functools.partial(store.list_records, AUDIT)):
         details = read_entry(record).details
         named = [
@@ -225,7 +227,7 @@ async def export_person(
             yield _line("suppressions", one)
     async for letter in letters_of(store, person, addresses):
         yield _line("dead-letters", letter)
-    async for record, _ in audit_of(known, person):
+    async for record, _ in audit_of(known, person, addresses):
         yield _with("audit", record.body)
     for record in await noted_requests(known, workspace.id, person.users):
         yield _with("erasure-requests", record.body)

@@ -486,6 +486,28 @@ async def test_everything_about_a_person_is_exported(store: Any, tmp_path: Path)
 
 
 @on_each
+async def test_an_address_in_the_audit_becomes_a_hash(store: Any, tmp_path: Path) -> None:
+    """`engage suppressions remove` notes the address."""
+    await fill(store)
+    about = {"workspace": "acme", "channel": "email", "address": "ann@x.org"}
+    await record_audit(store, ACTOR, "suppression-removed", about, now=TIME)
+    await record_audit(
+        store, ACTOR, "suppression-removed", about | {"address": "bob@x.org"}, now=TIME
+    )
+    workspace = config(tmp_path).workspaces[0]
+    found = [orjson.loads(line) async for line in export_person(store, workspace, "ann")]
+    assert [one["details"] for one in found if one.get("action") == "suppression-removed"] == [
+        about
+    ]
+    receipt = await erased(store, tmp_path)
+    assert receipt.counts["auditEntries"] == 2
+    assert await traces(store) == []
+    noted = [orjson.loads(x.partition(b" ")[2]) for x in await lines(store) if b"-removed" in x]
+    hashed = erasures.hash_of(KEY, "acme", "ann@x.org")
+    assert {one["details"]["address"] for one in noted} == {hashed, "bob@x.org"}
+
+
+@on_each
 async def test_each_record_about_a_person_is_one_line(store: Any, tmp_path: Path) -> None:
     await fill(store)
     await store.write([identify("m14", "ann", 9, traits={"city": "a\x85b\u2028c\u2029d"})])
