@@ -176,6 +176,9 @@ def _totals(db: sqlite3.Connection, _: int) -> _Step:
     (last,) = db.execute("SELECT max(seq) FROM events").fetchone()
     if (last or 0) > (given or 0):
         found.append(_problem("numbers of events", f"{last} could be given again"))
+    elif (last or 0) < (given or 0):
+        message = f"{(last or 0) + 1} to {given}, of the newest events, are missing"
+        found.append(_problem("numbers of events", message, doubt="expired"))
     for key, workspace, name in db.execute("SELECT key, workspace, id FROM letters"):
         if key != key_of(workspace, name):
             found.append(_problem("letters", f"{workspace}: {name} has the key of another one"))

@@ -25,6 +25,10 @@ VISITOR = "(SELECT id FROM profiles WHERE workspace = 'acme' AND kind = 2 AND na
 #: Name → what it is found as, and the statements that do it.
 DAMAGE: dict[str, tuple[str, list[str]]] = {
     "an event is deleted": ("numbers of events", ["DELETE FROM events WHERE message_id = 'seen'"]),
+    "the newest event is deleted": (
+        "numbers of events",
+        ["DELETE FROM events WHERE seq = (SELECT max(seq) FROM events)"],
+    ),
     "an event is not JSON": ("events", ["UPDATE events SET body = '{' WHERE message_id = 'seen'"]),
     "an event is not valid": (
         "events",
