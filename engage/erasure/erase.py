@@ -120,10 +120,11 @@ async def erase_user(
     may still be written.
 
     :raises EngageError: if the storage cannot erase, if the config has no key, or if the file of
-        erasures cannot be written: nothing is erased then.
+        erasures cannot be written, or has hashes of another key: nothing is erased then.
     :raises StorageUnavailable: if the store failed; calling it again goes on.
     """
     key, known = key_of(config), erasable(store)
+    read(erasures_path(config), key)  # A restore would refuse a file with hashes of two keys.
     user = hash_of(key, workspace_id, user_id)
     began, at = time.monotonic(), _now()
     noted: list[Erasure] = []

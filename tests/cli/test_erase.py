@@ -86,7 +86,7 @@ def test_nothing_is_erased_if_the_file_cannot_be_written(config: Path) -> None:
     (config.parent / "engage.toml.erasures").mkdir()
     result = erase(config)
     assert result.exit_code == 1
-    assert "engage.toml.erasures cannot be written: Is a directory" in result.stderr
+    assert "engage.toml.erasures cannot be read: Is a directory" in result.stderr
     assert look(config, lines) == before
 
 

@@ -229,6 +229,12 @@ async def test_nothing_is_erased_without_a_key_or_a_file(store: Any, tmp_path: P
     with pytest.raises(ErasuresFileError, match="cannot be written"):
         await erase_user(store, config(tmp_path / "none"), "acme", "ann", actor=ACTOR)
     assert await lines(store) == before
+    await erased(store, tmp_path, "nobody")
+    path, before = tmp_path / "engage.toml.erasures", await lines(store)
+    noted = path.read_bytes()
+    with pytest.raises(ErasuresFileError, match="a hash of another key"):
+        await erase_user(store, config(tmp_path, key=KEY[::-1]), "acme", "ann", actor=ACTOR)
+    assert (await lines(store), path.read_bytes()) == (before, noted)
 
 
 async def test_a_storage_without_the_interface_says_so(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ async def test_an_erasure_that_fails_says_why(tmp_path: Path) -> None:
     (tmp_path / "engage.toml.erasures").mkdir()
     async with console(tmp_path, store) as client:
         await client.post(PAGE, data={"confirm": "ann"})
-        assert "This cannot be undone" in await until(client, "cannot be written")
+        assert "This cannot be undone" in await until(client, "cannot be read")
     assert ("acme", Kind.USER, "ann") in store.stored.profiles
 
 
