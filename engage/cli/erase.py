@@ -14,7 +14,6 @@ import orjson
 
 from engage.api import EventStore
 from engage.cli.common import (
-    CONFIG_FILE,
     config_option,
     load_chosen,
     opened,
@@ -49,7 +48,7 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print one J
 @click.option(
     "--from",
     "file",
-    type=CONFIG_FILE,
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
     metavar="FILE",
     help="Carry out the erasures of a file again, such as engage.toml.erasures.",
 )

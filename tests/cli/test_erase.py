@@ -121,6 +121,9 @@ def test_erasures_are_repeated_from_a_file(config: Path, tmp_path: Path) -> None
     assert "erased: nothing" in run("erase", "--config", other, "--from", file).stdout
     wrong = run("erase", "--config", other, "--from", file, "requests")
     assert wrong.exit_code == 2
+    missing = run("erase", "--config", other, "--from", tmp_path / "none")
+    assert missing.exit_code == 2
+    assert "does not exist" in missing.stderr
 
 
 def test_requests_of_providers_are_listed(config: Path) -> None:
