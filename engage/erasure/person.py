@@ -223,8 +223,9 @@ async def export_person(
                 yield _line("subscription-history", change)
     addresses = await addresses_of(known, workspace, person)
     if isinstance(store, SuppressionStore):
-        for one in await store.suppressions(workspace.id, sorted(addresses)):
-            yield _line("suppressions", one)
+        async for one in all_pages(functools.partial(store.scan_suppressions, workspace.id)):
+            if (one.channel, one.address) in addresses:  # Also one that was lifted.
+                yield _line("suppressions", one)
     async for letter in letters_of(store, person, addresses):
         yield _line("dead-letters", letter)
     async for record, _ in audit_of(known, person, addresses):

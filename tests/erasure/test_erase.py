@@ -25,6 +25,7 @@ from engage.erasure.requests import erasure_requests, note_requests
 from engage.testing import MemoryStore
 from engage.testing.factories import TIME, event, identify, letter
 from engage.testing.factories import ids as ids_of
+from engage.testing.storage.suppressions import suppression
 from engage.upkeep import erasures
 from engage.upkeep.audit import record_audit
 from engage.upkeep.erasures import ErasuresFileError
@@ -472,6 +473,7 @@ async def test_everything_about_a_person_is_exported(store: Any, tmp_path: Path)
     about = {"workspace": "acme", "user": "bob", "anonymousId": "a1"}
     await record_audit(store, ACTOR, "anonymous-id-linked", about, now=TIME)
     await record_audit(store, ACTOR, "key-disabled", {"workspace": "ann", "key": "k"}, now=TIME)
+    await store.suppress([suppression("ann@x.org", lifted=True), suppression("eve@x.org")])
     workspace = config(tmp_path).workspaces[0]
     found = [orjson.loads(line) async for line in export_person(store, workspace, "ann")]
     by_kind: dict[str, list[Any]] = {}
@@ -482,6 +484,7 @@ async def test_everything_about_a_person_is_exported(store: Any, tmp_path: Path)
     assert {one["changeId"] for one in by_kind["subscription-history"]} == {"c1", "c2"}
     assert len(by_kind["subscriptions"]) == 2
     assert {one["address"] for one in by_kind["suppressions"]} == {"ann@x.org", "+49123"}
+    assert {one["reason"] for one in by_kind["suppressions"]} == {"bounce", "stop", "complaint"}
     assert {one["id"] for one in by_kind["dead-letters"]} == {"l1", "l2", "l3"}
     assert {one["action"] for one in by_kind["audit"]} == {
         *("anonymous-id-linked", "anonymous-id-unlinked")
