@@ -279,17 +279,23 @@ class Setup:
     def _server_killed(self, planned: Planned) -> None:
         self.server.kill()
         time.sleep(planned.lasts / 2)
-        self._started()
+        self._start(planned)
 
     def _server_restarted(self, planned: Planned) -> None:
         status = self.server.stop()
         # A worker that dies while it drains is a failure of the server.
         good = (0, 1) if planned.inside == "worker killed" else (0,)
         assert status in good, f"the server ended with status {status}"
-        self._started()
+        self._start(planned)
 
-    def _started(self) -> None:
-        self.server.start(ready=False)
+    def _start(self, planned: Planned) -> None:
+        try:
+            self.server.start(ready=False)
+        except AssertionError:
+            # A server whose first worker is killed while it starts ends; its operator starts it.
+            if planned.inside != "worker killed":
+                raise
+            self.server.start(ready=False)
         self.proxy.target = ("127.0.0.1", self.server.port)
 
     def _server_stopped(self, planned: Planned) -> None:
@@ -358,10 +364,10 @@ class Mongo(Setup):
         time.sleep(planned.lasts)
         self._database.start()
 
-    def _started(self) -> None:
+    def _start(self, planned: Planned) -> None:
         # What the killed worker began ends before another one begins.
         time.sleep(1)
-        super()._started()
+        super()._start(planned)
 
 
 class Log(Setup):
