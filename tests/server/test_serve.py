@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import json
 import os
 import re
@@ -170,10 +171,20 @@ def test_sigterm_to_all_processes_is_one_drain(tmp_path: Path) -> None:
         assert server.wait() == 0
 
 
+def _handle_sighup(handler: signal.Handlers) -> None:
+    # The tests themselves may run under nohup.
+    signal.signal(signal.SIGHUP, handler)
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_closed_terminal_begins_a_drain(tmp_path: Path, workers: int) -> None:
     """The kernel and the shell both send SIGHUP then."""
-    with start_server(tmp_path, workers=workers, server="shutdown_delay = 1") as server:
+    with start_server(
+        tmp_path,
+        workers=workers,
+        server="shutdown_delay = 1",
+        preexec=functools.partial(_handle_sighup, signal.SIG_DFL),
+    ) as server:
         assert server.process is not None
         for _ in range(2):
             os.killpg(server.process.pid, signal.SIGHUP)
@@ -184,10 +195,8 @@ def test_a_closed_terminal_begins_a_drain(tmp_path: Path, workers: int) -> None:
 
 
 def test_nohup_keeps_the_server_running(tmp_path: Path) -> None:
-    def ignore() -> None:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-
-    with start_server(tmp_path, preexec=ignore) as server:
+    ignored = functools.partial(_handle_sighup, signal.SIG_IGN)
+    with start_server(tmp_path, preexec=ignored) as server:
         assert server.process is not None
         os.killpg(server.process.pid, signal.SIGHUP)
         assert server.track("m").status_code == 200
