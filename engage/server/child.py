@@ -57,6 +57,8 @@ __all__ = [
 _log = logging.getLogger(__name__)
 #: Signals that stay blocked in a new child until it can handle them.
 BLOCKED = {signal.SIGINT, signal.SIGTERM}
+if sys.platform != "win32":
+    BLOCKED.add(signal.SIGHUP)
 #: Seconds between two heartbeats of a child: a small part of ``server.hang_timeout``.
 BEAT_SECONDS = 0.5
 
