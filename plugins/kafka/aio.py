@@ -95,7 +95,18 @@ class _Client(AIOKafkaClient):  # type: ignore[misc] # aiokafka has no types
 
     Otherwise brokers with ``auto.create.topics.enable``, which is Kafka's default, would create a
     missing or deleted topic with one partition and one replica, and acknowledge events in it.
+
+    uvloop raises a plain ``RuntimeError``, of which all errors of aiokafka are kinds, if a
+    connection has just been closed: it would end aiokafka's tasks.
     """
+
+    async def send(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            return await super().send(*arguments, **options)
+        except kafka_errors.KafkaError:
+            raise
+        except RuntimeError as error:
+            raise kafka_errors.KafkaConnectionError(str(error)) from error
 
     async def _metadata_update(self, cluster_metadata: Any, topics: Iterable[str]) -> bool:
         nodes = [node.nodeId for node in self.cluster.brokers()]
@@ -110,7 +121,7 @@ class _Client(AIOKafkaClient):  # type: ignore[misc] # aiokafka has no types
                 continue
             try:
                 answer = await connection.send(request)
-            except (kafka_errors.KafkaError, TimeoutError):
+            except (RuntimeError, TimeoutError):
                 continue
             if not answer.brokers:
                 return False
@@ -193,6 +204,11 @@ class Consumer(AIOKafkaConsumer):  # type: ignore[misc] # aiokafka has no types
             for _ in range(_CLOSE_ATTEMPTS):
                 if await closed(part.close, 1.0):
                     break
+
+    def check(self) -> None:
+        """Raise an error if the task that fetches has ended; aiokafka would wait without limit."""
+        if self._fetcher is not None and self._fetcher.error_future.done():
+            raise kafka_errors.KafkaError("aiokafka fetches nothing more")
 
     def positions(self) -> dict[TopicPartition, int]:
         """Return the offset after all that was returned or left out, where it is known.

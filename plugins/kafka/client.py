@@ -499,6 +499,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
         """
         tps = [TopicPartition(self._topic, number) for number in partitions]
         with translated("reading the log"):
+            self._consumer.check()
             try:
                 # aiokafka waits without limit while the partitions are rebalanced.
                 async with asyncio.timeout(wait + 1.0):

@@ -12,8 +12,9 @@ from typing import Any
 
 import orjson
 import pytest
+from aiokafka.conn import AIOKafkaConnection
 
-from engage.api import Event, LogRecord, Outcome, Status, StorageUnavailable
+from engage.api import Event, LogReader, LogRecord, Outcome, Status, StorageUnavailable
 from engage.api.log_records import record_of, unpack
 from support import kafka
 from support.kafka_log import make_log, opened, record, topic_name
@@ -171,3 +172,57 @@ async def test_a_reader_is_closed_while_a_request_of_it_waits(
         monkeypatch.setattr(consumer._fetcher, "close", close)
         await reader.close()
         assert not any(one.connected() for one in consumer._client._conns.values())
+
+
+async def _read(reader: LogReader, count: int) -> set[bytes]:
+    """Return the values of this number of records, as the loader reads: again after a failure."""
+    found: set[bytes] = set()
+    async with asyncio.timeout(30):
+        while len(found) < count:
+            try:
+                batch = await reader.read(max_records=10, max_bytes=1 << 20, wait=0.5)
+            except StorageUnavailable:
+                continue
+            found |= {one.record.value for one in batch.records}
+    return found
+
+
+async def test_a_reader_goes_on_if_the_task_that_fetches_has_ended(servers: str) -> None:
+    """aiokafka itself would wait for it without limit."""
+    async with opened(servers, "events", **WEAK) as log:
+        reader = log.reader("g")
+        await reader.open()
+        await log.append([record("a")])
+        assert len(await _read(reader, 1)) == 1
+        consumer: Any = reader._member._consumer  # type: ignore[attr-defined]
+        consumer._fetcher._fetch_task.cancel()
+        await log.append([record("b")])
+        assert len(await _read(reader, 2)) == 2  # Nothing was committed.
+        await reader.close()
+
+
+async def test_a_connection_that_was_just_closed_ends_no_task(
+    servers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """uvloop raises a plain ``RuntimeError`` then."""
+    async with opened(servers, "events", **WEAK) as log:
+        reader = log.reader("g")
+        await reader.open()
+        await log.append([record("a")])
+        assert len(await _read(reader, 1)) == 1
+        consumer: Any = reader._member._consumer  # type: ignore[attr-defined]
+        task, broken = consumer._fetcher._fetch_task, []
+        send = AIOKafkaConnection.send
+
+        def closed(connection: Any, request: Any, **options: Any) -> Any:
+            if connection in consumer._client._conns.values() and len(broken) < 3:
+                broken.append(type(request))
+                raise RuntimeError("the handler is closed")
+            return send(connection, request, **options)
+
+        monkeypatch.setattr(AIOKafkaConnection, "send", closed)
+        await log.append([record("b")])
+        assert len(await _read(reader, 1)) == 1
+        assert len(broken) == 3
+        assert not task.done()
+        await reader.close()
