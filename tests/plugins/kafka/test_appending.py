@@ -23,6 +23,11 @@ WEAK = {"allow_weak_acknowledgement": True}
 OK = Outcome(Status.STORED)
 
 
+def _consumer_of(reader: Any) -> Any:
+    """Return aiokafka's part of an open reader."""
+    return reader._member._consumer
+
+
 @pytest.fixture
 def servers() -> Iterator[str]:
     """Run brokers without Java."""
@@ -160,7 +165,7 @@ async def test_a_reader_is_closed_while_a_request_of_it_waits(
     async with opened(servers, "events", **WEAK) as log:
         reader = log.reader("g")
         await reader.open()
-        consumer: Any = reader._member._consumer  # type: ignore[attr-defined]
+        consumer = _consumer_of(reader)
 
         async def close() -> None:
             monkeypatch.undo()
@@ -194,8 +199,8 @@ async def test_a_reader_goes_on_if_the_task_that_fetches_has_ended(servers: str)
         await reader.open()
         await log.append([record("a")])
         assert len(await _read(reader, 1)) == 1
-        consumer: Any = reader._member._consumer  # type: ignore[attr-defined]
-        consumer._fetcher._fetch_task.cancel()
+        consumer = _consumer_of(reader)
+        consumer._fetcher.error_future.cancel()
         await log.append([record("b")])
         assert len(await _read(reader, 2)) == 2  # Nothing was committed.
         await reader.close()
@@ -210,8 +215,9 @@ async def test_a_connection_that_was_just_closed_ends_no_task(
         await reader.open()
         await log.append([record("a")])
         assert len(await _read(reader, 1)) == 1
-        consumer: Any = reader._member._consumer  # type: ignore[attr-defined]
-        task, broken = consumer._fetcher._fetch_task, []
+        consumer = _consumer_of(reader)
+        task = consumer._fetcher.error_future
+        broken: list[type] = []
         send = AIOKafkaConnection.send
 
         def closed(connection: Any, request: Any, **options: Any) -> Any:
