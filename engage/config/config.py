@@ -238,7 +238,7 @@ def _unsubscribe_problems(workspace: Workspace, at: str) -> list[str]:
 
 
 def _useless_bursts(config: Config) -> list[str]:
-    """Return the problems of bursts for which there is no rate."""
+    """Return a problem for each burst that has no rate."""
     if config.limits.rate.events_per_second:
         return []
     places = ["limits.rate"] if config.limits.rate.burst else []

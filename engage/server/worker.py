@@ -209,7 +209,7 @@ def handle_signals(stop: Callable[[], None], at_exit: Callable[[], None] = lambd
     """Call ``stop`` in the running event loop on SIGTERM, SIGINT or SIGHUP.
 
     :param at_exit: called at a second signal, which ends the process at once with status 1. SIGHUP
-        is no second signal: a terminal that is closed, and its shell, both send it.
+        does not count as one, because a closed terminal and its shell both send it.
     """
     loop = asyncio.get_running_loop()
     stopping = False

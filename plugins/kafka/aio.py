@@ -96,8 +96,8 @@ class _Client(AIOKafkaClient):  # type: ignore[misc] # aiokafka has no types
     Otherwise brokers with ``auto.create.topics.enable``, which is Kafka's default, would create a
     missing or deleted topic with one partition and one replica, and acknowledge events in it.
 
-    uvloop raises a plain ``RuntimeError``, of which all errors of aiokafka are kinds, if a
-    connection has just been closed: it would end aiokafka's tasks.
+    If a connection has just been closed, uvloop raises a plain ``RuntimeError``. aiokafka's tasks
+    would end with it: they expect its own errors, which are subclasses of it.
     """
 
     async def send(self, *arguments: Any, **options: Any) -> Any:

@@ -4,17 +4,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import orjson
 import pytest
 from aiokafka.conn import AIOKafkaConnection
 
-from engage.api import Event, LogReader, LogRecord, Outcome, Status, StorageUnavailable
+from engage.api import Event, EventLog, LogReader, LogRecord, Outcome, Status, StorageUnavailable
 from engage.api.log_records import record_of, unpack
 from support import kafka
 from support.kafka_log import make_log, opened, record, topic_name
@@ -23,9 +24,14 @@ WEAK = {"allow_weak_acknowledgement": True}
 OK = Outcome(Status.STORED)
 
 
-def _consumer_of(reader: Any) -> Any:
-    """Return aiokafka's part of an open reader."""
-    return reader._member._consumer
+@contextlib.asynccontextmanager
+async def _reading(servers: str) -> AsyncIterator[tuple[EventLog, LogReader, Any]]:
+    """Open a log and a reader, and yield both, and aiokafka's part of the reader."""
+    async with opened(servers, "events", **WEAK) as log:
+        reader: Any = log.reader("g")
+        await reader.open()
+        yield log, reader, reader._member._consumer
+        await reader.close()
 
 
 @pytest.fixture
@@ -162,10 +168,7 @@ async def test_a_reader_is_closed_while_a_request_of_it_waits(
     servers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """aiokafka cancels the request, waits for it, and lets its ``CancelledError`` escape."""
-    async with opened(servers, "events", **WEAK) as log:
-        reader = log.reader("g")
-        await reader.open()
-        consumer = _consumer_of(reader)
+    async with _reading(servers) as (_, reader, consumer):
 
         async def close() -> None:
             monkeypatch.undo()
@@ -194,28 +197,21 @@ async def _read(reader: LogReader, count: int) -> set[bytes]:
 
 async def test_a_reader_goes_on_if_the_task_that_fetches_has_ended(servers: str) -> None:
     """aiokafka itself would wait for it without limit."""
-    async with opened(servers, "events", **WEAK) as log:
-        reader = log.reader("g")
-        await reader.open()
+    async with _reading(servers) as (log, reader, consumer):
         await log.append([record("a")])
         assert len(await _read(reader, 1)) == 1
-        consumer = _consumer_of(reader)
         consumer._fetcher.error_future.cancel()
         await log.append([record("b")])
         assert len(await _read(reader, 2)) == 2  # Nothing was committed.
-        await reader.close()
 
 
 async def test_a_connection_that_was_just_closed_ends_no_task(
     servers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """uvloop raises a plain ``RuntimeError`` then."""
-    async with opened(servers, "events", **WEAK) as log:
-        reader = log.reader("g")
-        await reader.open()
+    async with _reading(servers) as (log, reader, consumer):
         await log.append([record("a")])
         assert len(await _read(reader, 1)) == 1
-        consumer = _consumer_of(reader)
         task = consumer._fetcher.error_future
         broken: list[type] = []
         send = AIOKafkaConnection.send
@@ -231,4 +227,3 @@ async def test_a_connection_that_was_just_closed_ends_no_task(
         assert len(await _read(reader, 1)) == 1
         assert len(broken) == 3
         assert not task.done()
-        await reader.close()
