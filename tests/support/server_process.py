@@ -18,6 +18,7 @@ import httpx
 
 from engage.upkeep.export import Kind
 from support.exports import exported
+from support.nursery import Forked, nursery
 from support.processes import children
 from support.waiting import DEADLINE, wait_for
 
@@ -33,6 +34,10 @@ backend = "sqlite"
 [storage.sqlite]
 path = "engage.db"
 """
+
+
+#: Variables that only a new interpreter reads.
+_INTERPRETER = {"LD_PRELOAD", "PYTHONPATH", "PYTHONDEVMODE", "PYTHONASYNCIODEBUG", "TZ"}
 
 
 class Server:
@@ -54,6 +59,7 @@ class Server:
         environment: Mapping[str, str] | None = None,
         arguments: Sequence[str] = (),
         preexec: Callable[[], None] | None = None,
+        fork: bool = True,
     ) -> None:
         self.folder = folder
         self.config = folder / "engage.toml"
@@ -62,18 +68,23 @@ class Server:
         self.environment = {**os.environ, **(environment or {})}
         self.arguments = tuple(arguments)
         self.preexec = preexec
+        self._fork = fork and preexec is None and not _INTERPRETER & (environment or {}).keys()
         #: ``http://127.0.0.1:<port>``; another port after each restart.
         self.url = ""
         self._client: httpx.Client | None = None
         self._log_start = 0
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | Forked | None = None
 
     # ------------------------------------------------------------------------------------ life
-    def launch(self, *arguments: str) -> subprocess.Popen[bytes]:
+    def launch(self, *arguments: str) -> subprocess.Popen[bytes] | Forked:
         """Start the process; do not wait for it to be ready."""
         assert self.process is None, "it runs already"
         with self.log_path.open("ab") as log:
             self._log_start = log.tell()
+            if self._fork and self.python == sys.executable and sys.platform == "linux":
+                words = self.command, "--config", str(self.config), *self.arguments, *arguments
+                self.process = nursery().fork(words, log.fileno(), self.environment)
+                return self.process
             self.process = subprocess.Popen(
                 [
                     *(self.python, "-m", "engage", self.command),
@@ -266,6 +277,9 @@ class Server:
 def _kind(pid: int) -> str | None:
     """Return what a child is, in one word; ``None`` if it is not a child."""
     try:
+        forked = Path(f"/proc/{pid}/comm").read_text().strip().partition("engage-")[2]
+        if forked:
+            return forked
         line = Path(f"/proc/{pid}/cmdline").read_bytes().decode().rstrip("\0").split("\0")
     except (FileNotFoundError, ProcessLookupError):
         return None
@@ -320,6 +334,7 @@ def start_server(
     environment: Mapping[str, str] | None = None,
     arguments: Sequence[str] = (),
     preexec: Callable[[], None] | None = None,
+    fork: bool = True,
 ) -> Server:
     """Start a server and wait until it is ready. Use it in a ``with`` or kill it in the end.
 
@@ -330,6 +345,7 @@ def start_server(
     :param config_extra: further tables; ``[[workspaces.…]]`` and ``[workspaces.webhooks.…]`` belong
         to ``acme``.
     :param arguments: further arguments of ``engage serve``.
+    :param fork: whether the processes may be forked from one that has imported engage.
     :raises AssertionError: if it does not become ready; then it is killed.
     """
     config = config_text(
@@ -340,5 +356,10 @@ def start_server(
         config_extra=config_extra,
     )
     return Server(
-        folder, config, environment=environment, arguments=arguments, preexec=preexec
+        folder,
+        config,
+        environment=environment,
+        arguments=arguments,
+        preexec=preexec,
+        fork=fork,
     ).start()
