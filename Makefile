@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # make run            install into .venv, write a config if there is none, and start the server
-# make test           install what the tests need and run them, except those of the next three
-# make test-long      run the tests that break servers for long, those with Kafka, and the benchmarks
-# make test-browser   run the tests in a real Chromium (installs it on Debian)
+# make test           install what the tests need and run those of the first five minutes
+# make test-all       run all tests but those that measure seconds; installs more (needs root on Debian)
+# make test-rest      run what `make test-all` runs after `make test`
+# make test-browser   run the tests in a real Chromium only
 # make test-timing    run the tests that measure seconds; the machine should do nothing else
-# make test-fast      run the tests that need no other programs
 # make power-cuts     judge 528 states that a disk may have after a power cut (two minutes)
 # make chaos          break a server and what is behind it for CHAOS_SECONDS (an hour)
 # make fuzz           send a real server valid and broken requests for FUZZ_SECONDS (an hour)
@@ -39,7 +39,7 @@ FAULTS = PYTHONPATH=tests $(BIN)/python -m faults
 # `make bench` is `make bench-log`.
 BENCH_ARGS ?=
 
-.PHONY: help run install test test-long test-timing test-fast test-browser power-cuts chaos fuzz soak lint bench bench-large bench-log dist clean
+.PHONY: help run install test test-all test-rest test-timing test-browser power-cuts chaos fuzz soak lint bench bench-large bench-log dist clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -52,7 +52,7 @@ run: install
 install: $(VENV)/.run
 
 # setuptools warns about every editable installation.
-$(VENV)/.run $(VENV)/.test: export PYTHONWARNINGS = ignore:Editable installation
+$(VENV)/.run $(VENV)/.test $(VENV)/.test-all: export PYTHONWARNINGS = ignore:Editable installation
 
 # Changes of pyproject.toml, and of the version in the code, take effect when it is installed again.
 $(VENV)/.run: pyproject.toml engage/__init__.py
@@ -60,55 +60,56 @@ $(VENV)/.run: pyproject.toml engage/__init__.py
 	$(PIP) install -e .
 	@touch $@
 
-$(VENV)/.test: pyproject.toml engage/__init__.py
+# The tests of `make test`, and all tests.
+$(VENV)/.test $(VENV)/.test-all: GROUPS = --group test
+$(VENV)/.test-all: GROUPS += --group test-all --group lint
+$(VENV)/.test $(VENV)/.test-all: pyproject.toml engage/__init__.py
 	@sh .ci/venv "$(VENV)"
 	$(PIP) install -U "pip>=25.1"
-	$(PIP) install -e . --group test --group lint
-	@touch $@ $(VENV)/.run
+	$(PIP) install -e . $(GROUPS)
+	@touch $@ $(VENV)/.run $(VENV)/.test
 
 test: $(VENV)/.test
-	@sh .ci/packages
-	@$(BIN)/python tests/support/prepare.py
-	$(PYTEST) -m "not sdk and not browser and not timing and not long and not kafka"
-	$(PYTEST) --dist worksteal -m "sdk and not browser and not timing" $(ALLOW_NO_TESTS)
+	@sh .ci/packages curl
+	$(PYTEST) --part quick
 
-test-long: $(VENV)/.test
-	@sh .ci/packages
-	@$(BIN)/python tests/support/prepare.py
-	$(PYTEST) -m "(long or kafka) and not sdk and not browser and not timing" $(ALLOW_NO_TESTS)
+test-all: test test-rest
 
-test-timing: $(VENV)/.test
+test-rest: $(VENV)/.test-all
+	@sh .ci/packages all
+	@$(BIN)/python tests/support/prepare.py
+	$(PYTEST) --part rest -m "not browser" $(ALLOW_NO_TESTS)
+	$(PYTEST) --part rest --dist worksteal -m browser $(ALLOW_NO_TESTS)
+
+test-timing: $(VENV)/.test-all
 	$(BIN)/python -m pytest -m timing $(PYTEST_ARGS)
 
-test-fast: $(VENV)/.test
-	$(PYTEST) -m "not timing and not slow and not long and not sdk and not browser and not mongo and not kafka"
-
-test-browser: $(VENV)/.test
-	@sh .ci/packages chromium
+test-browser: $(VENV)/.test-all
+	@sh .ci/packages all
 	@$(BIN)/python tests/support/prepare.py browser
 	$(PYTEST) --dist worksteal -m browser $(ALLOW_NO_TESTS)
 
-power-cuts: $(VENV)/.test
-	@sh .ci/packages
+power-cuts: $(VENV)/.test-all
+	@sh .ci/packages all
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/plugins/sqlite/test_power_cuts.py --rounds 11 -k state $(PYTEST_ARGS)
 
-chaos: $(VENV)/.test
-	@sh .ci/packages
+chaos: $(VENV)/.test-all
+	@sh .ci/packages all
 	$(FAULTS).chaos --seconds $(CHAOS_SECONDS) $(FAULTS_ARGS)
 
-fuzz: $(VENV)/.test
+fuzz: $(VENV)/.test-all
 	$(FAULTS).fuzz --seconds $(FUZZ_SECONDS) $(FAULTS_ARGS)
 
-soak: $(VENV)/.test
+soak: $(VENV)/.test-all
 	$(FAULTS).soak --events $(SOAK_EVENTS) $(FAULTS_ARGS)
 
-lint: $(VENV)/.test
+lint: $(VENV)/.test-all
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/.test
-	@sh .ci/packages
+bench: $(VENV)/.test-all
+	@sh .ci/packages all
 ifneq (,$(filter --log,$(BENCH_ARGS)))
 	$(BIN)/python benchmarks/log.py $(filter-out --log,$(BENCH_ARGS))
 else
@@ -117,11 +118,11 @@ else
 	$(BIN)/python benchmarks/webhooks.py
 endif
 
-bench-large: $(VENV)/.test
+bench-large: $(VENV)/.test-all
 	$(BIN)/python benchmarks/large.py $(BENCH_ARGS)
 
-bench-log: $(VENV)/.test
-	@sh .ci/packages
+bench-log: $(VENV)/.test-all
+	@sh .ci/packages all
 	$(BIN)/python benchmarks/log.py $(BENCH_ARGS)
 
 dist:

@@ -27,8 +27,34 @@ if TYPE_CHECKING:
     from support.kafka import Cluster
 
 
+#: Only `make test-all` runs the tests with one of these marks …
+LONGER = ("long", "mongo", "kafka", "sdk", "browser", "timing")
+#: … and collects these, which need packages that `make test` does not install.
+LONGER_PATHS = (
+    *("browser", "clients", "plugins/kafka", "plugins/mongo", "sdks"),
+    *("server/test_hosts.py", "server/test_load_kafka.py"),
+    *("server/test_memory.py", "server/test_overload.py"),
+)
+#: Except these, by the beginning of their ids: `make test` runs them where what they need is there.
+WHERE_POSSIBLE = {
+    "tests/plugins/mongo/test_conformance.py::": (
+        mongo.is_ready(),
+        "that MongoDB keeps what a storage must (no server in ENGAGE_TEST_MONGO_URL)",
+    ),
+    "tests/sdks/test_calls.py::test_each_call_is_stored_as_meant[segment-analytics-node]": (
+        shutil.which("npm") is not None,
+        "that an SDK works unmodified (no Node.js)",
+    ),
+}
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option that makes the durability tests longer."""
+    """Add the option that selects a part of the tests, and the one that makes some longer."""
+    parser.addoption(
+        "--part",
+        choices=("quick", "rest"),
+        help="run only the tests of `make test`, or only those that `make test-all` adds",
+    )
     parser.addoption(
         "--rounds",
         type=int,
@@ -89,18 +115,48 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByGroup(config, log) if config.option.dist == "loadfile" else None
 
 
+def _is_quick(item: pytest.Item) -> bool:
+    """Return whether `make test` runs a test."""
+    for prefix, (possible, _) in WHERE_POSSIBLE.items():
+        if item.nodeid.startswith(prefix):
+            return possible
+    return not any(map(item.get_closest_marker, LONGER))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import what is left out as a whole, unless it has a test that is run where it can."""
+    path = collection_path.relative_to(config.rootpath).as_posix()
+    if config.option.part != "quick" or any(
+        possible and prefix.startswith(path) for prefix, (possible, _) in WHERE_POSSIBLE.items()
+    ):
+        return None
+    return True if path.startswith(tuple(f"tests/{name}" for name in LONGER_PATHS)) else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin a parallel run with the longest groups, so that none is left alone at the end."""
+    """Select the part of the tests that the option names, and begin a parallel run with the longest
+    groups, so that none is left alone at the end."""
+    if part := config.option.part:
+        left_out = [item for item in items if _is_quick(item) != (part == "quick")]
+        if part == "rest":
+            left_out += [item for item in items if item.get_closest_marker("timing")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
     if not hasattr(config, "workerinput"):
         return
-    marks = "slow", "long"
-    slow = {item.path for item in items if any(map(item.get_closest_marker, marks))}
-    items.sort(key=lambda item: (_group_of(str(item.path)) != "kafka", item.path not in slow))
+    long = {item.path for item in items if item.get_closest_marker("long")}
+    items.sort(key=lambda item: (_group_of(str(item.path)) != "kafka", item.path not in long))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print what the servers of the MongoDB tests could not show."""
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Print what was not shown: by a quick run, and by the servers of the MongoDB tests."""
     mongo.summary(terminalreporter)
+    if config.option.part == "quick":
+        missing = [text for possible, text in WHERE_POSSIBLE.values() if not possible]
+        if missing:
+            terminalreporter.write_line("Only `make test-all` shows: " + "; ".join(missing))
 
 
 # No time limits for single examples: a busy machine exceeds them.

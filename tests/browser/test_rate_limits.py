@@ -20,7 +20,7 @@ from browser.snippet import site
 from support.browser import Browser, Pages
 from support.server_process import KEY, Server, start_server
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(400)]
 
 #: Events a second.
 RATE: Final = 5

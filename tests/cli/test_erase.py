@@ -188,7 +188,7 @@ def test_the_state_of_a_key_is_noted(config: Path) -> None:
 
 
 # ----------------------------------------------------------------------------------------- a server
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_user_whose_events_arrive_is_erased_up_to_the_receipt(tmp_path: Path) -> None:
     """500 events a second of the same user arrive while it is erased."""
     extra = f'[erasures]\nkey = "{KEY}"\n'

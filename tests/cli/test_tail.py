@@ -27,7 +27,7 @@ from support.server_process import start_server
 from support.sqlite import config_file, open_store
 from support.waiting import wait_for
 
-STORAGES = ["sqlite", pytest.param("mongo", marks=[pytest.mark.mongo, pytest.mark.slow])]
+STORAGES = ["sqlite", pytest.param("mongo", marks=[pytest.mark.mongo, pytest.mark.long])]
 
 
 class Tail:

@@ -59,7 +59,7 @@ def test_a_killed_console_is_started_again_and_the_server_goes_on(tmp_path: Path
         assert server.stop() == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_however_often_the_console_dies_the_server_stays(tmp_path: Path) -> None:
     """Ten deaths of workers within a minute would end it."""
     with start_server(tmp_path, config_extra=CONSOLE) as server:

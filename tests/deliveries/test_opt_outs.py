@@ -428,7 +428,7 @@ def engage_register_storage(register):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_kill_between_the_events_and_the_change_loses_nothing(tmp_path: Path) -> None:
     (tmp_path / "killer.py").write_text(KILLER)
     storage = '[storage]\nbackend = "killer"\n[storage.killer]\npath = "events.db"\n'

@@ -151,7 +151,7 @@ async def test_a_user_who_is_identified_later_gets_later_events(tmp_path: Path) 
         assert not await server.dead_letters()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_user_whom_another_process_identified_is_found(tmp_path: Path) -> None:
     store = f'[storage]\nbackend = "sqlite"\n[storage.sqlite]\npath = "{tmp_path / "both.db"}"\n'
     folders = [tmp_path / "one", tmp_path / "two"]

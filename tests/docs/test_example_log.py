@@ -21,7 +21,7 @@ def installed() -> Path:
     return install("example_log")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(320)
 def test_the_example_passes_the_conformance_suite(installed: Path, tmp_path: Path) -> None:
     check_conformance(tmp_path, "example_log/test_tape.py", installed)

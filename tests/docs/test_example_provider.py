@@ -25,7 +25,7 @@ def installed() -> Path:
     return install("example_provider")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_example_passes_the_conformance_suite(installed: Path, tmp_path: Path) -> None:
     check_conformance(tmp_path, "example_provider/test_acme_mail.py", installed)
 
@@ -54,7 +54,7 @@ def test_the_server_accepts_deliveries_of_the_example(installed: Path, tmp_path:
     assert "Acme Mail > Settings" in said
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_example_with_a_signature_in_the_body_passes_the_conformance_suite(
     tmp_path: Path,
 ) -> None:

@@ -26,7 +26,7 @@ def installed() -> Path:
     return install("example_storage")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_example_passes_the_conformance_suite(installed: Path, tmp_path: Path) -> None:
     check_conformance(tmp_path, "example_storage/test_ledger.py", installed)
 

@@ -299,7 +299,7 @@ def _killed(folder: Path, at: int) -> None:
     asyncio.run(run())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_it_goes_on_after_a_kill_at_every_step_on_sqlite(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     for at in range(99):

@@ -87,7 +87,7 @@ async def follow(core: Core, *, right: bool = True) -> Any:
     return await core.pipeline.subscriptions(orjson.dumps(body))
 
 
-COUNTS = [100, 5_000, pytest.param(100_000, marks=pytest.mark.slow)]
+COUNTS = [100, 5_000, pytest.param(100_000, marks=pytest.mark.long)]
 
 
 @pytest.mark.parametrize("count", COUNTS)

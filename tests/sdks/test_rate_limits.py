@@ -17,7 +17,7 @@ from sdks.catalogue import SDKS, Sdk
 from support.clients_page import example
 from support.server_process import Server, start_server
 
-pytestmark = [pytest.mark.sdk, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.sdk, pytest.mark.long, pytest.mark.timeout(400)]
 
 #: Events a second. With fewer, the random pauses of two Python SDKs last another minute.
 RATE: Final = 50

@@ -32,7 +32,7 @@ CASES = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize(("workers", "writer", "victim"), CASES, ids=str)
 def test_acknowledged_events_survive_kills_and_are_stored_once(

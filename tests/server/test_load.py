@@ -102,7 +102,7 @@ def test_a_loader_that_dies_is_replaced(server: Server) -> None:
         assert "loader 0 died with status -9" in loaders.log()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_loaders_wait_while_the_store_is_away(server: Server, tmp_path: Path) -> None:
     """It is on a disk that goes away; the server goes on, and so do starts."""
     with Loaders(server).start() as loaders:
@@ -132,7 +132,7 @@ def test_a_drain_does_not_wait_for_a_store_that_is_away(server: Server, tmp_path
         assert loaders.stop() == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_unknown_record_shows_in_readyz(server: Server, tmp_path: Path) -> None:
     send(server, "a")
     tape = contextlib.closing(sqlite3.connect(tmp_path / "events.tape"))
@@ -149,7 +149,7 @@ def test_an_unknown_record_shows_in_readyz(server: Server, tmp_path: Path) -> No
         assert "was not read to the end: a record of the kind b'event/2'" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_part_of_the_log_is_loaded_again(server: Server, tmp_path: Path) -> None:
     """The store was restored from a backup that is older than some events."""
     send(server, "old")
@@ -179,7 +179,7 @@ def test_a_part_of_the_log_is_loaded_again(server: Server, tmp_path: Path) -> No
     judge(server, ["old", "a", "b", "c"], ["old", "a", "b", "c"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_is_past_the_retention_is_not_loaded_again(tmp_path: Path) -> None:
     log = LOG + "[retention]\nevents_days = 1\n"
     with make_server(tmp_path, log).start() as server:

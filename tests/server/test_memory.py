@@ -26,7 +26,7 @@ from support.overload import (
 )
 from support.server_process import KEY, SQLITE, Server, start_server
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 MIB = 1024 * 1024
 #: Of all processes that are not workers.

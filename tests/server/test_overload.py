@@ -27,7 +27,7 @@ from support.overload import (
 )
 from support.server_process import KEY, SQLITE, Server, start_server
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 #: What docs/configuration.md says that one worker needs at most under any load, in bytes.
 MEMORY = 1024 * 1024 * 1024

@@ -72,7 +72,7 @@ async def accepted(port: int, connections: int) -> int:
     return round(found * SECONDS / seconds)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("connections", [1, 256])
 async def test_four_workers_accept_together_what_the_limit_says(
     tmp_path: Path, connections: int

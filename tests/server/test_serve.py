@@ -390,7 +390,7 @@ def test_a_new_worker_waits_for_a_store_that_is_away(tmp_path: Path) -> None:
         assert server.stop() == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ten_deaths_in_a_minute_end_the_server(tmp_path: Path) -> None:
     with start_server(tmp_path, workers=5) as server:
         assert server.process is not None

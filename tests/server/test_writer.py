@@ -152,7 +152,7 @@ def test_a_process_that_hangs_ends_with_the_server(tmp_path: Path) -> None:
         wait_for(lambda: not alive(process), what="the end of the process")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_stopped_worker_does_not_stop_the_others(tmp_path: Path) -> None:
     """It has sent requests, and reads no answers; afterwards it goes on, and nothing is lost."""
     # No request of the stopped worker may time out on a slow machine.
@@ -205,7 +205,7 @@ def test_a_stopped_worker_does_not_stop_the_others(tmp_path: Path) -> None:
         assert len(sent) == 200 + 150
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_copy_beside_a_busy_server_loses_nothing(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     source = config_file(tmp_path / "source")

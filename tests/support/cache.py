@@ -13,6 +13,15 @@ from pathlib import Path
 CACHE = Path(__file__).resolve().parents[2] / ".cache"
 
 
+def _folder(name: str, ingredients: bytes) -> Path:
+    return CACHE / f"{name}-{hashlib.sha256(ingredients).hexdigest()[:12]}"
+
+
+def is_cached(name: str, ingredients: bytes) -> bool:
+    """Return whether :func:`cached` has made a folder before."""
+    return (_folder(name, ingredients) / ".made").exists()
+
+
 def cached(name: str, ingredients: bytes, make: Callable[[Path], None]) -> Path:
     """Make a folder once for all test processes and runs.
 
@@ -22,7 +31,7 @@ def cached(name: str, ingredients: bytes, make: Callable[[Path], None]) -> Path:
     :return: the filled folder.
     """
     CACHE.mkdir(exist_ok=True)
-    folder = CACHE / f"{name}-{hashlib.sha256(ingredients).hexdigest()[:12]}"
+    folder = _folder(name, ingredients)
     with (CACHE / f"{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = folder / ".made"

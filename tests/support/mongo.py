@@ -40,7 +40,7 @@ import pymongo.errors
 from engage.api import StorageContext, StorageUnavailable
 from engage.testing.harness import eventually
 from engage_plugins.mongo.store import MongoStorage
-from support.cache import cached
+from support.cache import cached, is_cached
 from support.go import go
 from support.mongo_proxy import CLOSE
 
@@ -75,6 +75,11 @@ def _ingredients(*files: Path) -> bytes:
     return b"".join(file.read_bytes() for file in files)
 
 
+def _ferretdb_sources() -> bytes:
+    source = SOURCES / "ferretdb"
+    return _ingredients(source / "main.go", source / "go.mod", source / "go.sum")
+
+
 @functools.cache
 def ferretdb_binary() -> Path:
     """Return the server program; building it the first time takes about 90 s."""
@@ -83,8 +88,7 @@ def ferretdb_binary() -> Path:
     def build(folder: Path) -> None:
         _run([_go(), "build", "-trimpath", "-o", str(folder / "ferretdb"), "."], cwd=source)
 
-    files = _ingredients(source / "main.go", source / "go.mod", source / "go.sum")
-    return cached("ferretdb", files, build) / "ferretdb"
+    return cached("ferretdb", _ferretdb_sources(), build) / "ferretdb"
 
 
 @functools.cache
@@ -260,6 +264,11 @@ def kinds() -> list[str]:
     if shutil.which("mongod"):
         return ["mongod"]
     return ["ferretdb", "java"]
+
+
+def is_ready() -> bool:
+    """Return whether there is a server for the tests without building one."""
+    return kinds() != ["ferretdb", "java"] or is_cached("ferretdb", _ferretdb_sources())
 
 
 def durable_kind() -> str:

@@ -80,7 +80,7 @@ async def fill(store: Any) -> None:
     await record_audit(store, ACTOR, "anonymous-id-unlinked", about, now=TIME)
 
 
-MONGO = pytest.param("mongo", marks=[pytest.mark.mongo, pytest.mark.slow])
+MONGO = pytest.param("mongo", marks=[pytest.mark.mongo, pytest.mark.long])
 
 Test = Callable[[Any, Path], Awaitable[None]]
 

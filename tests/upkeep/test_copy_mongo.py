@@ -17,7 +17,7 @@ from engage.testing.storage.events import VALUES
 from support import mongo
 from support.sqlite import config_file, open_store
 
-pytestmark = [pytest.mark.mongo, pytest.mark.slow]
+pytestmark = [pytest.mark.mongo, pytest.mark.long]
 
 KINDS = ("events", "users", "groups", "subscriptions", "dead-letters")
 #: Arrays in arrays: some servers cannot store them, and refuse the event.

@@ -204,7 +204,7 @@ async def test_writes_at_the_same_time_keep_the_limits(tmp_path: Path, kind: str
             assert store.dropped_changes - before == 3 + 3
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_what_was_acknowledged_survives_faults(tmp_path: Path, proxy: Proxy) -> None:
     """Writes overlap while connections are cut at random. Each event is sent until it is
     acknowledged, by two callers. Another process would see each once, and all changes."""

@@ -9,7 +9,7 @@ import pytest
 from support import mongo
 from support.mongo_conformance import Conformance
 
-pytestmark = [pytest.mark.mongo, pytest.mark.slow]
+pytestmark = [pytest.mark.mongo, pytest.mark.long]
 
 
 if mongo.kinds()[0] == "ferretdb":

@@ -8,7 +8,7 @@ import pytest
 from support import mongo
 from support.mongo_conformance import Conformance
 
-pytestmark = [pytest.mark.mongo, pytest.mark.slow]
+pytestmark = [pytest.mark.mongo, pytest.mark.long]
 
 
 if "java" in mongo.kinds():

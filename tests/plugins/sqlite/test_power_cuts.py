@@ -31,7 +31,7 @@ from support.sqlite import make
 TESTS = Path(__file__).resolve().parents[2]
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.timeout(0),
     pytest.mark.skipif(sys.platform != "linux", reason="records a disk as Linux treats it"),
     pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler (Debian: gcc libc6-dev)"),

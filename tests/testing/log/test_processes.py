@@ -61,7 +61,7 @@ class Suite(LogConformance):
         return {"path": str(tmp_path / "events.tape")}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("source", "name", "flawed"),
     [

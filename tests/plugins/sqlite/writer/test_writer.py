@@ -28,7 +28,7 @@ from support.writer import helped, helper, load, make, opened, pid_of, until
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="needs Unix sockets")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 class TestSqliteProcess(StorageConformance):
     """The conformance suite with several processes, one of which writes for the others."""
 
