@@ -25,6 +25,8 @@ CONFIG ?= engage.toml
 PYTEST_ARGS ?=
 JOBS ?= 3
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
+# Each process of a test would compile engage again if it did not find it compiled.
+unexport PYTHONDONTWRITEBYTECODE
 # pytest exits with 5 if it selected no test, which is fine for a part of the suite.
 ALLOW_NO_TESTS = || [ $$? -eq 5 ]
 
