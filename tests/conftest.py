@@ -20,12 +20,14 @@ import pytest
 from tornado.ioloop import IOLoop
 
 from engage.monitoring.logs import ACCESS
-from support import mongo
+from support import mongo, server_process
 from support.server_process import SQLITE, Server, start_server
 
 if TYPE_CHECKING:
     from support.kafka import Cluster
 
+
+server_process.FORKS = True
 
 #: Only `make test-all` runs the tests with one of these marks …
 LONGER = ("long", "mongo", "kafka", "sdk", "browser", "timing")

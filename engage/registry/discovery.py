@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import click
 import jsonschema
+import jsonschema_rs
 import pluggy
 
 from engage import hookspecs
@@ -49,6 +50,8 @@ _RESERVED: Final = {
 #: The name of a provider is the origin of its events, and these origins are not of providers.
 _ORIGINS: Final = frozenset({API_ORIGIN, OPERATOR_ORIGIN})
 
+#: The draft of every schema of options.
+_DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
 #: The schema of options that a plugin registers without a schema.
 _NO_OPTIONS: Final = {"type": "object", "additionalProperties": False}
 
@@ -157,14 +160,18 @@ def discover(
 
 
 # ------------------------------------------------------------------------------------- internals
+@functools.cache
+def _name_and_version(distribution: metadata.Distribution | None) -> tuple[str, str]:
+    # Each of the two parses the metadata, and one distribution has many plugins.
+    return ("unknown", "") if distribution is None else (distribution.name, distribution.version)
+
+
 def _plugin(entry_point: Any) -> Plugin:
-    distribution = getattr(entry_point, "dist", None)
-    project = distribution.name if distribution is not None else "unknown"
-    version = f" {distribution.version}" if distribution is not None else ""
+    project, version = _name_and_version(getattr(entry_point, "dist", None))
     return Plugin(
         name=entry_point.name,
         target=entry_point.value,
-        distribution=project + version,
+        distribution=f"{project} {version}".rstrip(),
         project=project,
     )
 
@@ -283,7 +290,9 @@ def _check(plugin: Plugin, kind: str, name: Any, factory: Any, schema: Any) -> N
     if not isinstance(schema, Mapping):
         raise plugin.error(f"the options schema of {name!r} is not an object", "pass a JSON Schema")
     try:
-        jsonschema.Draft202012Validator.check_schema(schema)
+        # The fast check spares each process and command 0.2 s; the other one explains the error.
+        if not jsonschema_rs.meta.is_valid({**schema, "$schema": _DRAFT}):
+            jsonschema.Draft202012Validator.check_schema(schema)
     except jsonschema.SchemaError as error:
         raise plugin.error(
             f"the options schema of {name!r} is not a valid JSON Schema: {error.message[:200]}",

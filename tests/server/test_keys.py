@@ -29,11 +29,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 IN_EFFECT: Final = 15.0
 
 
-def storages() -> list[str]:
-    return ["sqlite", *mongo.kinds()]
-
-
-@pytest.fixture(params=storages())
+@pytest.fixture(params=["sqlite", *mongo.PARAMETERS])
 def storage(request: pytest.FixtureRequest) -> str:
     """Return the tables of a storage: all servers of a test share the store."""
     if request.param == "sqlite":

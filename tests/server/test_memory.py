@@ -137,7 +137,9 @@ def test_all_processes_together_need_at_most_what_the_documentation_says(
     extra = f"{HOSTILE_WORKSPACE}\n[console]\nport = 0\n{config}"
     # The disk may need long for the events of these bodies.
     storage = SQLITE.replace("[storage]", "[storage]\nwrite_timeout = 800")
-    with start_server(tmp_path, workers=workers, storage=storage, config_extra=extra) as server:
+    with start_server(
+        tmp_path, fork=False, workers=workers, storage=storage, config_extra=extra
+    ) as server:
         statuses = asyncio.run(
             load(
                 server,

@@ -104,7 +104,7 @@ def test_all_workers_refuse_a_key_that_one_has_served(tmp_path: Path) -> None:
             assert [one.status(KEY) for one in workers.values()] == [429, 429]
 
 
-@pytest.mark.parametrize("storage", ["sqlite", *mongo.kinds()])
+@pytest.mark.parametrize("storage", ["sqlite", *mongo.PARAMETERS])
 def test_two_hosts_share_a_quota(tmp_path: Path, storage: str) -> None:
     tables = SQLITE
     if storage != "sqlite":

@@ -34,7 +34,7 @@ A storage or a pipeline, without HTTP:
 A server and clients:
 
 - ``server_process``: ``engage serve`` as a process; start here to test a whole server;
-  ``made_up_version`` makes it one of the next version
+  ``nursery`` forks it, and ``made_up_version`` makes it one of the next version
 - ``preferences``: links to the preferences page of such a server, and groups to choose from
 - ``identity``: such a server that verifies users, and their hashes
 - ``senders``: threads that send events to it while a test breaks what is behind it

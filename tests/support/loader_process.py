@@ -9,14 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any, Self
 
 import httpx
 
 from support.exactly_once import check_exactly_once
 from support.processes import children
-from support.server_process import Server
+from support.server_process import Server, kind_of
 from support.traffic import expected_groups, expected_users
 from support.waiting import DEADLINE, wait_for
 
@@ -78,14 +77,7 @@ class Loaders(Server):
     def processes(self) -> set[int]:
         """Return the ids of the loaders."""
         assert self.process is not None
-        return {pid for pid in children(self.process.pid) if _is_loader(pid)}
-
-
-def _is_loader(pid: int) -> bool:
-    try:
-        return b"engage.server.child\0loader" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+        return {pid for pid in children(self.process.pid) if kind_of(pid) == "loader"}
 
 
 def start_again(server: Server, since: str) -> subprocess.Popen[str]:

@@ -36,6 +36,7 @@ from typing import Any
 
 import pymongo
 import pymongo.errors
+import pytest
 
 from engage.api import StorageContext, StorageUnavailable
 from engage.testing.harness import eventually
@@ -264,6 +265,10 @@ def kinds() -> list[str]:
     if shutil.which("mongod"):
         return ["mongod"]
     return ["ferretdb", "java"]
+
+
+#: Each kind of server as a parameter of a test that only `make test-all` runs.
+PARAMETERS = [pytest.param(kind, marks=pytest.mark.mongo) for kind in kinds()]
 
 
 def is_ready() -> bool:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fetch and build what the tests use besides Python packages, before any of them waits for it.
 
-``python tests/support/prepare.py``, or ``… prepare.py browser`` for the tests in a browser. Each test
+``python tests/support/prepare.py``; with ``browser``, only what a browser needs. Each test
 would do this itself, but what takes minutes on a new machine would then run into the time limit of
 a test. A failure here is only reported in short: the test that needs the program fails too, with a
 better message.

@@ -36,8 +36,11 @@ path = "engage.db"
 """
 
 
-#: Variables that only a new interpreter reads.
-_INTERPRETER = {"LD_PRELOAD", "PYTHONPATH", "PYTHONDEVMODE", "PYTHONASYNCIODEBUG", "TZ"}
+#: Whether servers may be forked. The tests set it; benchmarks and the programs of ``tests/faults``
+#: measure processes that are as those of an operator.
+FORKS = False
+#: How variables begin that only a new interpreter reads.
+_INTERPRETER = "LD_", "PYTHON", "TZ"
 
 
 class Server:
@@ -68,7 +71,7 @@ class Server:
         self.environment = {**os.environ, **(environment or {})}
         self.arguments = tuple(arguments)
         self.preexec = preexec
-        self._fork = fork and preexec is None and not _INTERPRETER & (environment or {}).keys()
+        self._fork = fork and preexec is None and sys.platform == "linux"
         #: ``http://127.0.0.1:<port>``; another port after each restart.
         self.url = ""
         self._client: httpx.Client | None = None
@@ -81,7 +84,7 @@ class Server:
         assert self.process is None, "it runs already"
         with self.log_path.open("ab") as log:
             self._log_start = log.tell()
-            if self._fork and self.python == sys.executable and sys.platform == "linux":
+            if self._may_be_forked():
                 words = self.command, "--config", str(self.config), *self.arguments, *arguments
                 self.process = nursery().fork(words, log.fileno(), self.environment)
                 return self.process
@@ -101,6 +104,18 @@ class Server:
                 start_new_session=True,
             )
         return self.process
+
+    def _may_be_forked(self) -> bool:
+        usual = {name: os.environ.get(name) for name in self.environment}
+        return (
+            FORKS
+            and self._fork
+            and self.python == sys.executable
+            and not any(
+                name.startswith(_INTERPRETER) and value != usual[name]
+                for name, value in self.environment.items()
+            )
+        )
 
     def start(self, *arguments: str, ready: bool = True) -> Self:
         """Start the process and wait until it listens.
@@ -138,7 +153,7 @@ class Server:
 
     def workers(self) -> set[int]:
         """Return the process ids of the workers."""
-        return {pid for pid in self.children() if _kind(pid) == "worker"}
+        return {pid for pid in self.children() if kind_of(pid) == "worker"}
 
     @property
     def worker(self) -> int:
@@ -148,12 +163,12 @@ class Server:
 
     def consoles(self) -> set[int]:
         """Return the process id of the console, if it runs."""
-        return {pid for pid in self.children() if _kind(pid) == "console"}
+        return {pid for pid in self.children() if kind_of(pid) == "console"}
 
     @property
     def helper(self) -> int:
         """Return the process id of the helper process of the storage."""
-        (pid,) = (pid for pid in self.children() if _kind(pid) == "helper")
+        (pid,) = (pid for pid in self.children() if kind_of(pid) == "helper")
         return pid
 
     def children(self) -> set[int]:
@@ -274,7 +289,7 @@ class Server:
         return httpx.get(url, timeout=DEADLINE).text
 
 
-def _kind(pid: int) -> str | None:
+def kind_of(pid: int) -> str | None:
     """Return what a child is, in one word; ``None`` if it is not a child."""
     try:
         forked = Path(f"/proc/{pid}/comm").read_text().strip().partition("engage-")[2]
