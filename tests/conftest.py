@@ -33,9 +33,9 @@ server_process.FORKS = True
 LONGER = ("long", "mongo", "kafka", "sdk", "browser", "timing")
 #: … and collects these, which need packages that `make test` does not install.
 LONGER_PATHS = (
-    *("browser", "clients", "plugins/kafka", "plugins/mongo", "sdks"),
-    *("server/test_hosts.py", "server/test_load_kafka.py"),
-    *("server/test_memory.py", "server/test_overload.py"),
+    *("tests/browser", "tests/clients", "tests/sdks", "tests/plugins/kafka", "tests/plugins/mongo"),
+    *("tests/server/test_hosts.py", "tests/server/test_load_kafka.py"),
+    *("tests/server/test_memory.py", "tests/server/test_overload.py"),
 )
 #: Except these, by the beginning of their ids: `make test` runs them where what they need is there.
 WHERE_POSSIBLE = {
@@ -122,7 +122,7 @@ def _is_quick(item: pytest.Item) -> bool:
     for prefix, (possible, _) in WHERE_POSSIBLE.items():
         if item.nodeid.startswith(prefix):
             return possible
-    return not any(map(item.get_closest_marker, LONGER))
+    return not (item.nodeid.startswith(LONGER_PATHS) or any(map(item.get_closest_marker, LONGER)))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -132,18 +132,18 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         possible and prefix.startswith(path) for prefix, (possible, _) in WHERE_POSSIBLE.items()
     ):
         return None
-    return True if path.startswith(tuple(f"tests/{name}" for name in LONGER_PATHS)) else None
+    return True if path.startswith(LONGER_PATHS) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Select the part of the tests that the option names, and begin a parallel run with the longest
     groups, so that none is left alone at the end."""
     if part := config.option.part:
-        left_out = [item for item in items if _is_quick(item) != (part == "quick")]
-        if part == "rest":
-            left_out += [item for item in items if item.get_closest_marker("timing")]
+        timing = {item for item in items if item.get_closest_marker("timing")}
+        quick = {item for item in items if _is_quick(item)}
+        left_out = timing | quick if part == "rest" else {*items} - quick
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+        items[:] = [item for item in items if item not in left_out]
     if not hasattr(config, "workerinput"):
         return
     long = {item.path for item in items if item.get_closest_marker("long")}
