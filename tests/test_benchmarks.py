@@ -241,7 +241,7 @@ def test_the_ledger_accepts_what_was_not_acknowledged_as_stored_or_not() -> None
 @pytest.mark.long
 def test_the_processes_of_a_server_are_found_by_their_roles(tmp_path: Path) -> None:
     console = "[console]\nport = 0\n"
-    with start_server(tmp_path, workers=2, config_extra=console) as server:
+    with start_server(tmp_path, fork=False, workers=2, config_extra=console) as server:
         wait_for(server.consoles, what="the console")
         found = usage.roles(server)
         kinds = sorted(set(found.values()))

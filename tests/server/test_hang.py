@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -157,7 +158,8 @@ def test_a_plugin_that_does_not_return_is_named(tmp_path: Path, event: str) -> N
             server.track("loops", event=event)
         wait_for(lambda: server.track("after").status_code == 200, what="another worker")
         [line] = [line for line in server.lines() if "has hung" in line["message"]]
-        assert line["message"].startswith("worker has hung for 3 s and is killed; it was at File")
+        # More seconds on a busy machine: those without a processor do not count.
+        assert re.match(r"worker has hung for \d+ s and is killed; it was at File", line["message"])
         assert "loops.py" in line["message"]
         assert "in transform" in line["message"]
         assert len(line["stack"]) > 5
