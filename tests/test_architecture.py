@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import re
 import tomllib
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from support.each import each
 
 pytestmark = pytest.mark.checkout
 
@@ -46,9 +49,15 @@ LEVEL = {name: level for level, line in enumerate(LAYERS) for name in line.split
 PUBLIC = ("engage.api", "engage.webhooks", "engage.testing")
 
 
-def sources(folder: Path) -> list[Path]:
-    """Return the Python files under a folder."""
-    return sorted(folder.rglob("*.py"))
+def sources(*folders: str) -> list[Path]:
+    """Return the Python files under folders of the checkout."""
+    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    """Return the syntax tree of a file."""
+    return ast.parse(path.read_text("utf-8"))
 
 
 def for_type_checkers(node: ast.AST) -> bool:
@@ -78,7 +87,7 @@ def absolute(path: Path, node: ast.ImportFrom) -> str:
 
 def imports(path: Path) -> Iterator[str]:
     """Yield every module that a file imports when it runs."""
-    for node in executed(ast.parse(path.read_text("utf-8"))):
+    for node in executed(parsed(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -96,38 +105,34 @@ def part(path: Path) -> str:
 
 
 def test_every_module_has_a_layer() -> None:
-    here = {part(path) for path in sources(ENGAGE)} - {"__init__"}
-    assert here == set(LEVEL)
+    assert {part(path) for path in sources("engage")} - {"__init__"} == set(LEVEL)
 
 
-@pytest.mark.parametrize("path", sources(ENGAGE), ids=lambda path: str(path.relative_to(ROOT)))
+@each("path", sources("engage"))
 def test_no_module_imports_upwards(path: Path) -> None:
     mine = part(path)
-    if mine == "__init__":
-        assert not list(imports(path))
-        return
     for name in imports(path):
-        if name.startswith("engage."):
-            other = name.split(".")[1]
-            if other in LEVEL and other != mine:
-                assert LEVEL[other] < LEVEL[mine], f"{mine} must not import {name}"
+        assert mine != "__init__", f"{name} is imported before everything else"
+        other = name.split(".")[1] if name.startswith("engage.") else mine
+        if other in LEVEL and other != mine:
+            assert LEVEL[other] < LEVEL[mine], f"{mine} must not import {name}"
 
 
-def test_no_command_imports_the_console() -> None:
-    for path in sources(ENGAGE / "cli"):
-        assert not any(name.startswith("engage.console") for name in imports(path)), path
+@each("path", sources("engage/cli"))
+def test_no_command_imports_the_console(path: Path) -> None:
+    assert not [name for name in imports(path) if name.startswith("engage.console")]
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     """Not even for a type checker."""
     modules = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-        for path in sources(ENGAGE)
+        for path in sources("engage")
     }
     graph: dict[str, set[str]] = {}
     for name, path in modules.items():
         imported = set()
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ImportFrom):
                 source = absolute(path, node)
                 imported |= {source, *(f"{source}.{alias.name}" for alias in node.names)}
@@ -135,14 +140,13 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     graphlib.TopologicalSorter(graph).prepare()  # Raises CycleError.
 
 
-def test_the_core_names_no_plugin() -> None:
-    for path in sources(ENGAGE):
-        if part(path) == "testing":
-            continue  # its docstrings have examples
-        assert "engage_plugins" not in path.read_text("utf-8"), path
+# The docstrings of testing have examples.
+@each("path", [path for path in sources("engage") if part(path) != "testing"])
+def test_the_core_names_no_plugin(path: Path) -> None:
+    assert "engage_plugins" not in path.read_text("utf-8")
 
 
-@pytest.mark.parametrize("path", sources(PLUGINS), ids=lambda path: str(path.relative_to(ROOT)))
+@each("path", sources("plugins"))
 def test_a_plugin_imports_only_what_is_public(path: Path) -> None:
     own = ".".join(path.relative_to(ROOT).parts[:2]).removesuffix(".py")
     for name in imports(path):
@@ -200,76 +204,63 @@ def test_every_package_is_packaged() -> None:
     assert set(settings["packages"]) == folders
 
 
-def test_every_data_file_is_packaged() -> None:
+@each("folder", ["engage", "plugins", "schemas"])
+def test_every_data_file_is_packaged(folder: str) -> None:
     patterns = project()["tool"]["setuptools"]["package-data"]["*"]
-    for folder in ("engage", "plugins", "schemas"):
-        packaged = {path for pattern in patterns for path in (ROOT / folder).rglob(pattern)}
-        for path in (ROOT / folder).rglob("*"):
-            if path.is_file() and path.suffix not in (".py", ".pyc"):
-                assert path in packaged, path
+    packaged = {path for pattern in patterns for path in (ROOT / folder).rglob(pattern)}
+    files = {path for path in (ROOT / folder).rglob("*") if path.is_file()}
+    assert not {path for path in files - packaged if path.suffix not in (".py", ".pyc")}
 
 
-@pytest.mark.parametrize("folder", ["engage", "plugins", "tests", "benchmarks"])
-def test_every_file_names_its_licence(folder: str) -> None:
-    for path in sources(ROOT / folder):
-        text = path.read_text("utf-8")
-        if text.strip() and path.name != "__init__.py":
-            assert text.startswith("# SPDX-License-Identifier: Apache-2.0\n"), path
+@each("path", sources("engage", "plugins", "tests", "benchmarks"))
+def test_every_file_names_its_licence(path: Path) -> None:
+    text = path.read_text("utf-8")
+    if text.strip() and path.name != "__init__.py":
+        assert text.startswith("# SPDX-License-Identifier: Apache-2.0\n")
 
 
-def test_every_test_file_is_described() -> None:
-    for path in sources(TESTS):
-        # The examples are printed in docs/, without docstrings.
-        if not path.relative_to(TESTS).parts[0].startswith("example_"):
-            assert ast.get_docstring(ast.parse(path.read_text("utf-8"))), path
+@each("path", sources("tests"))
+def test_every_test_file_is_described(path: Path) -> None:
+    # The examples are printed in docs/, without docstrings.
+    is_example = path.relative_to(TESTS).parts[0].startswith("example_")
+    assert is_example or ast.get_docstring(parsed(path))
 
 
-def test_no_test_module_imports_another() -> None:
+@each("path", sources("tests"))
+def test_no_test_module_imports_another(path: Path) -> None:
     """What several need is in ``tests/support``."""
-    for path in sources(TESTS):
-        for name in imports(path):
-            assert not name.rpartition(".")[2].startswith("test_"), f"{path} imports {name}"
+    assert not [name for name in imports(path) if name.rpartition(".")[2].startswith("test_")]
 
 
 def test_the_map_of_the_test_helpers_names_every_module() -> None:
-    described = ast.get_docstring(ast.parse((TESTS / "support/__init__.py").read_text("utf-8")))
-    assert described is not None
-    for path in sources(TESTS / "support"):
-        assert path.stem == "__init__" or f"``{path.stem}``" in described, path
+    described = ast.get_docstring(parsed(TESTS / "support/__init__.py")) or ""
+    names = {path.stem for path in sources("tests/support")} - {"__init__"}
+    assert not {name for name in names if f"``{name}``" not in described}
 
 
-def test_every_public_name_is_documented() -> None:
-    for path in (*sources(ENGAGE), *sources(PLUGINS)):
-        tree = ast.parse(path.read_text("utf-8"))
-        assert ast.get_docstring(tree), path
-        for node in tree.body:
-            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                public = not node.name.startswith("_")
-                assert not public or ast.get_docstring(node), f"{path}: {node.name}"
+@each("path", sources("engage", "plugins"))
+def test_every_public_name_is_documented(path: Path) -> None:
+    for node in (parsed(path), *parsed(path).body):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            name = getattr(node, "name", "the module")
+            assert name.startswith("_") or ast.get_docstring(node), name
 
 
 def file_map(package: Path) -> list[str]:
     """Return the names that the table in a package's docstring describes."""
-    docstring = ast.get_docstring(ast.parse((package / "__init__.py").read_text("utf-8"))) or ""
+    docstring = ast.get_docstring(parsed(package / "__init__.py")) or ""
     return re.findall(r"^``([\w/.]+(?:\.py|/))``", docstring, re.MULTILINE)
 
 
-@pytest.mark.parametrize(
-    "package",
-    [
-        path.parent
-        for path in (*sources(ENGAGE), *sources(PLUGINS))
-        if path.name == "__init__.py" and (path.parent == ENGAGE or file_map(path.parent))
-    ],
-    ids=lambda path: path.name,
-)
+@each("package", [path.parent for path in sources("engage", "plugins") if path.stem == "__init__"])
 def test_a_package_map_describes_every_file(package: Path) -> None:
-    there = {
+    names = {
         f"{path.name}/" if path.is_dir() else path.name
         for path in package.iterdir()
         if path.suffix == ".py" or path.is_dir()
     }
-    assert sorted(file_map(package)) == sorted(there - {"__init__.py", "__pycache__/"})
+    if file_map(package) or package == ENGAGE:
+        assert sorted(file_map(package)) == sorted(names - {"__init__.py", "__pycache__/"})
 
 
 #: How many lines a file and a function of the product may have, and how many modules a folder.
@@ -278,21 +269,16 @@ FILE_LINES, FUNCTION_LINES, MODULES = 600, 80, 20
 FEWER_MODULES = {"plugins/mongo": 18}
 
 
-def test_no_file_function_or_folder_is_too_large() -> None:
-    found = set()
-    for path in (*sources(ENGAGE), *sources(PLUGINS)):
-        text = path.read_text("utf-8")
-        name = str(path.relative_to(ROOT))
-        if text.count("\n") > FILE_LINES:
-            found.add(name)
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                assert node.end_lineno is not None
-                if node.end_lineno - node.lineno >= FUNCTION_LINES:
-                    found.add(f"{name}: {node.name}")
-    folders = Counter(path.parent for path in (*sources(ENGAGE), *sources(PLUGINS)))
-    for folder, files in folders.items():
-        name = str(folder.relative_to(ROOT))
-        if files - (folder / "__init__.py").exists() > FEWER_MODULES.get(name, MODULES):
-            found.add(name)
-    assert not found, "divide it by idea"
+@each("path", sources("engage", "plugins"))
+def test_no_file_or_function_is_too_large(path: Path) -> None:
+    assert path.read_text("utf-8").count("\n") <= FILE_LINES, "divide it by idea"
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or 0) - node.lineno + 1
+            assert lines <= FUNCTION_LINES, f"divide {node.name} by idea"
+
+
+@each("folder, files", Counter(path.parent for path in sources("engage", "plugins")).items())
+def test_no_folder_has_too_many_modules(folder: Path, files: int) -> None:
+    most = FEWER_MODULES.get(str(folder.relative_to(ROOT)), MODULES)
+    assert files - (folder / "__init__.py").exists() <= most, "divide it by idea"

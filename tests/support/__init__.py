@@ -65,6 +65,7 @@ Webhook providers:
 
 Programs and files:
 
+- ``each``: one test for many cases, which names all that fail
 - ``verifying``: stores that are verified, and a server whose store is
 - ``commands``: commands of ``engage`` in the process of the test
 - ``times``: clocks that a test sets; ``system_clock``: that of the machine

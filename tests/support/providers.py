@@ -42,13 +42,17 @@ class Registered:
     schema: Mapping[str, Any]
 
 
+@functools.cache
 def registered(provider: str) -> Registered:
-    """Return what the module of a built-in provider registers under this name."""
+    """Return what the module of a built-in provider registers under this name.
+
+    Its schema is valid."""
     module = importlib.import_module(f"engage_plugins.{provider.replace('-', '_')}")
     found: dict[str, Registered] = {}
     module.engage_register_webhook(
         lambda name, factory, schema: found.update({name: Registered(factory, schema)})
     )
+    jsonschema.Draft202012Validator.check_schema(found[provider].schema)
     return found[provider]
 
 
@@ -57,8 +61,7 @@ def make(
 ) -> Provider:
     """Make a provider from options that its schema allows."""
     found = registered(provider)
-    jsonschema.Draft202012Validator.check_schema(found.schema)
-    jsonschema.validate(options, found.schema)
+    jsonschema.Draft202012Validator(found.schema).validate(options)
     parts = urlsplit(url)
     context = ProviderContext(workspace_id="acme", public_url=f"{parts.scheme}://{parts.netloc}")
     return found.factory(options, context)

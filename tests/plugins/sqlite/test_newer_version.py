@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
 import re
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,7 @@ from engage_plugins.sqlite.tables.people import People
 from engage_plugins.sqlite.writer.sockets import AVAILABLE
 from support import writer
 from support.console import CONSOLE, signed_in
+from support.each import each
 from support.server_process import start_server
 from support.sqlite import settings
 from support.sqlite_keys import backup, finish, opened, restore, stored, write, write_all
@@ -60,6 +62,7 @@ CHANGES = {
 def upgrade(path: Path, change: str = "keys") -> None:
     """Do to a store what the next version of engage may do, in one transaction."""
     with contextlib.closing(sqlite3.connect(path, timeout=30)) as db, db:
+        db.execute("PRAGMA synchronous = OFF")
         db.execute("BEGIN IMMEDIATE")
         epoch = random.getrandbits(62)
         db.execute("UPDATE store SET value = ? WHERE name = 'epoch'", (epoch,))
@@ -75,6 +78,22 @@ def content(path: Path) -> list[str]:
     """Return everything that a store has."""
     with contextlib.closing(sqlite3.connect(path)) as db:
         return list(db.iterdump())
+
+
+@pytest.fixture
+def stores(small_merges: None, tmp_path: Path) -> Iterator[Iterator[Path]]:
+    """Any number of stores with the same 30 events; their keys are to be merged."""
+    engine = opened(tmp_path / "first.db")
+    write_all(engine, range(30))
+
+    def copies() -> Iterator[Path]:
+        for number in itertools.count():
+            path = tmp_path / f"{number}.db"
+            backup(tmp_path / "first.db", path)
+            yield path
+
+    yield copies()
+    engine.close()
 
 
 # ------------------------------------------------------------------------------------ an engine
@@ -101,17 +120,17 @@ CALLS: dict[str, Callable[[Engine], object]] = {
 }
 
 
-@pytest.mark.usefixtures("small_merges")
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("is_taken_over", [True, False])
-@pytest.mark.parametrize("call", CALLS)
-def test_a_writer_changes_nothing(path: Path, call: str, is_taken_over: bool, change: str) -> None:
+@each("call", CALLS)
+@each("is_taken_over, change", itertools.product((True, False), CHANGES))
+def test_a_writer_changes_nothing(
+    stores: Iterator[Path], call: str, is_taken_over: bool, change: str
+) -> None:
     """Also one that has looked at the version, and not at the keys, before the upgrade."""
+    path = next(stores)
     engine = opened(path)
-    write_all(engine, range(30))
-    assert engine.keys.merger.has_work
-    if not is_taken_over:
-        engine.keys.reset()
+    if is_taken_over:
+        write_all(engine, [30])
+        assert engine.keys.merger.has_work
     upgrade(path, change)
     before = content(path)
     for _ in range(3):
@@ -123,13 +142,13 @@ def test_a_writer_changes_nothing(path: Path, call: str, is_taken_over: bool, ch
     assert content(path) == before
 
 
-@pytest.mark.usefixtures("small_merges")
-@pytest.mark.parametrize("work", ["merging", "building a filter"])
-@pytest.mark.parametrize("change", [*CHANGES, "moved away"])
-def test_background_work_ends(path: Path, change: str, work: str) -> None:
+@each("work", ["merging", "building a filter"])
+@each("change", [*CHANGES, "moved away"])
+def test_background_work_ends(stores: Iterator[Path], change: str, work: str) -> None:
     """Without an error: it has no caller, and would end the writer process."""
+    path = next(stores)
     engine = opened(path)
-    write_all(engine, range(59))
+    write_all(engine, range(30, 59))
     if work == "merging":
         assert engine.keys.merge_due_alone()
     else:
@@ -139,7 +158,7 @@ def test_background_work_ends(path: Path, change: str, work: str) -> None:
     if change == "moved away":
         with contextlib.closing(sqlite3.connect(path)) as db:
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        path = path.rename(path.with_name("away.db"))
+        path = path.rename(path.with_name(f"away-{path.name}"))
     else:
         upgrade(path, change)
     before = content(path)
@@ -180,11 +199,12 @@ READS: dict[str, tuple[Callable[..., object], tuple[object, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("read", READS)
-def test_a_reader_reads_nothing(path: Path, tmp_path: Path, read: str, change: str) -> None:
+@each("read, change", itertools.product(READS, CHANGES))
+def test_a_reader_reads_nothing(
+    stores: Iterator[Path], tmp_path: Path, read: str, change: str
+) -> None:
+    path = next(stores)
     engine = opened(path)
-    write_all(engine, range(30))
     reader = Reader(settings(path))
     reader.open()
     function, arguments = READS[read]
@@ -254,15 +274,7 @@ def test_a_server_answers_503_and_logs_the_reason(tmp_path: Path) -> None:
         wait_for(lambda: server.get("/readyz").status_code == 503, what="/readyz to answer 503")
         for page in ("", "live", "rejected", "users?id=u"):
             assert re.search(REASON, browser.get(page).text)
-        command = [
-            sys.executable,
-            "-m",
-            "engage",
-            "export",
-            "events",
-            "--config",
-            str(server.config),
-        ]
+        command = [sys.executable, *"-m engage export events --config".split(), str(server.config)]
         export = subprocess.run(command, capture_output=True, text=True, check=False)
         assert (export.returncode, export.stdout) == (1, "")
         assert re.search(REASON, export.stderr)

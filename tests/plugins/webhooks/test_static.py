@@ -10,22 +10,24 @@ import pytest
 from jsonschema import ValidationError
 
 from engage.api import PayloadInvalid, SignatureMismatch
+from support.each import each
 from support.provider_static import BASIC, HEADER, basic, translate
 from support.providers import make, request
 
 PROVIDERS = ["amplitude", "mixpanel", "mparticle", "posthog", "postmark", "rudderstack"]
+RIGHT = basic("hook:pä:ss")
 
 
-@pytest.mark.parametrize("provider", PROVIDERS)
-@pytest.mark.parametrize(
-    ("options", "headers"),
+@each("provider", PROVIDERS)
+@each(
+    "options, headers",
     [
         (HEADER, [("x-secret", "s3cret")]),
         ({"header": "X-Secret", "value": ["new", "s3cret"]}, [("X-SECRET", "s3cret")]),
         ({"value": "Bearer ü"}, [("Authorization", "Bearer ü".encode().decode("latin-1"))]),
-        (BASIC, [("Authorization", basic("hook:pä:ss"))]),
-        (BASIC, [("authorization", basic("hook:pä:ss").replace("Basic", "bAsIc"))]),
-        (BASIC | {"basic_password": ["x", "pä:ss"]}, [("Authorization", basic("hook:pä:ss"))]),
+        (BASIC, [("Authorization", RIGHT)]),
+        (BASIC, [("authorization", RIGHT.replace("Basic", "bAsIc"))]),
+        (BASIC | {"basic_password": ["x", "pä:ss"]}, [("Authorization", RIGHT)]),
     ],
 )
 def test_the_credential_verifies(
@@ -36,29 +38,24 @@ def test_the_credential_verifies(
     made.verify(request(b"", headers), None)
 
 
-@pytest.mark.parametrize("provider", PROVIDERS)
-@pytest.mark.parametrize(
-    ("options", "headers"),
+WRONG_HEADERS = [
+    [],
+    *([("X-Secret", v)] for v in ("", "S3CRET", "s3cret ", "s3cre", "s3cretx", "ÿ\x80")),
+    *([("X-Secret", v), ("x-secret", "s3cret")] for v in ("s3cret", "bad")),
+    [("Authorization", "s3cret")],
+]
+WRONG_BASIC = [
+    *(basic("hook:pä"), basic("hook:pä:ss:"), RIGHT.rstrip("=")[:-1], RIGHT + "="),
+    *(RIGHT.replace("Basic", "Bearer"), "Basic", "Basic ", "Basic ÿÿÿÿ", "hook:pä:ss"),
+]
+
+
+@each("provider", PROVIDERS)
+@each(
+    "options, headers",
     [
-        (HEADER, []),
-        (HEADER, [("X-Secret", "")]),
-        (HEADER, [("X-Secret", "s3cret"), ("X-Secret", "s3cret")]),
-        (HEADER, [("X-Secret", "bad"), ("x-secret", "s3cret")]),
-        (HEADER, [("X-Secret", "S3CRET")]),
-        (HEADER, [("X-Secret", "s3cret ")]),
-        (HEADER, [("X-Secret", "s3cre")]),
-        (HEADER, [("X-Secret", "s3cretx")]),
-        (HEADER, [("X-Secret", "ÿ\x80")]),
-        (HEADER, [("Authorization", "s3cret")]),
-        (BASIC, [("Authorization", basic("hook:pä"))]),
-        (BASIC, [("Authorization", basic("hook:pä:ss:"))]),
-        (BASIC, [("Authorization", basic("hook:pä:ss").rstrip("=")[:-1])]),
-        (BASIC, [("Authorization", basic("hook:pä:ss") + "=")]),
-        (BASIC, [("Authorization", basic("hook:pä:ss").replace("Basic", "Bearer"))]),
-        (BASIC, [("Authorization", "Basic")]),
-        (BASIC, [("Authorization", "Basic ")]),
-        (BASIC, [("Authorization", "Basic ÿÿÿÿ")]),
-        (BASIC, [("Authorization", "hook:pä:ss")]),
+        *((HEADER, headers) for headers in WRONG_HEADERS),
+        *((BASIC, [("Authorization", value)]) for value in WRONG_BASIC),
     ],
 )
 def test_another_credential_does_not_verify(
@@ -68,21 +65,13 @@ def test_another_credential_does_not_verify(
         make(provider, options).verify(request(b"{}", headers), None)
 
 
-@pytest.mark.parametrize("provider", PROVIDERS)
-@pytest.mark.parametrize(
+@each("provider", PROVIDERS)
+@each(
     "options",
     [
-        {},
-        {"header": "X-Secret"},
-        {"value": ""},
-        {"value": []},
-        {"value": [""]},
-        {"header": "X Secret", "value": "x"},
-        {"basic_user": "hook"},
-        {"basic_password": "x"},
-        {"basic_user": "ho:ok", "basic_password": "x"},
-        HEADER | BASIC,
-        HEADER | {"typo": 1},
+        *({}, {"header": "X-Secret"}, {"value": ""}, {"value": []}, {"value": [""]}),
+        *({"header": "X Secret", "value": "x"}, {"basic_user": "hook"}, {"basic_password": "x"}),
+        *({"basic_user": "ho:ok", "basic_password": "x"}, HEADER | BASIC, HEADER | {"typo": 1}),
     ],
 )
 def test_options_must_name_one_credential(provider: str, options: Mapping[str, Any]) -> None:
@@ -91,13 +80,13 @@ def test_options_must_name_one_credential(provider: str, options: Mapping[str, A
 
 
 def test_a_secret_is_the_same_in_any_spelling() -> None:
-    [header] = make("mixpanel", {"value": basic("hook:pä:ss")}).credentials()
+    [header] = make("mixpanel", {"value": RIGHT}).credentials()
     [named] = make("postmark", BASIC).credentials()
     assert header == named
 
 
-@pytest.mark.parametrize("provider", PROVIDERS)
-@pytest.mark.parametrize(
+@each("provider", PROVIDERS)
+@each(
     "body", [b"", b"\xff", b"null", b"7", b'"x"', b"{}", b"[" * 100_000, b"{", b'{"a":NaN}', b"[7]"]
 )
 def test_a_body_that_makes_no_sense_is_invalid(provider: str, body: bytes) -> None:
