@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from hashlib import sha256
+import re
 from pathlib import Path
 from typing import Any, cast
 
@@ -38,6 +38,7 @@ from engage.config import (
 )
 from engage.config.schema_check import SettingsError
 from engage.config.sections import default
+from support.each import each
 
 MINIMAL = '[[workspaces]]\nid = "acme"\n'
 KEY = '[[workspaces.write_keys]]\nid = "a"\n'
@@ -297,313 +298,203 @@ def test_a_byte_order_mark_and_crlf_are_accepted(write: Any) -> None:
     assert load(write("\ufeff" + MINIMAL.replace("\n", "\r\n"))).workspaces[0].id == "acme"
 
 
-@pytest.mark.parametrize(
-    ("text", "line"),
+#: Lines of a config, and below them, indented, the problem that is reported.
+WRONG = """
+[[transforms]]
+    transforms[0].name: is missing
+workspaces = []
+    workspaces: must not be empty
+worksapces = []
+    worksapces: unknown key; did you mean workspaces?
+workspaces.id = "x"
+    workspaces: must be a list, not a table; write [[workspaces]]
+workspaces = [{id = "x", write_keys = {id = "a", key = "b"}}]
+    workspaces[0].write_keys: must be a list, not a table; write [[workspaces.write_keys]]
+workspaces = [{id = "-"}]
+    workspaces[0].id: must be 1 to 64 letters, digits, - and _, and start with a letter or digit
+    (it is "-")
+workspaces = [{name = "x"}]
+    workspaces[0].id: is missing
+workspaces = [{id = "acme"}, {id = "acme"}]
+    workspaces[1].id: is the same workspace id as workspaces[0].id; use a different one
+workspaces = [{id = "a", identity_secret = "SECRET"}, {id = "b", identity_secret = "SECRET"}]
+    workspaces[1].identity_secret[0]: is the same secret as workspaces[0].identity_secret[0]; use
+    a different one
+workspaces = [{id = "a", identity_secret = "SECRET"}, {id = "b", subscription_secret = "SECRET"}]
+    workspaces[0].identity_secret[0]: is the same secret as workspaces[1].subscription_secret[0];
+    use a different one
+workspaces = [{id = "a", write_keys = [{id = "a", key = "SECRET"}]},
+{id = "b", write_keys = [{id = "a", key = "SECRET"}]}]
+    workspaces[1].write_keys[0].key: is the same write key as workspaces[0].write_keys[0].key; use
+    a different one
+port = 1
+    port: unknown key; did you mean server.port?
+server = 1979-05-27
+    server: must be a table, not a date or time
+server.prot = 1
+    server.prot: unknown key; did you mean server.port?
+server.port = 65536
+    server.port: must be at most 65535 (it is 65536)
+server.port = 8.5
+    server.port: must be an integer, not a number
+server.workers = 0
+    server.workers: must be at least 1 (it is 0)
+server.hang_timeout = 2.9
+    server.hang_timeout: must be at least 3 (it is 2.9)
+server.request_timeout = 0
+    server.request_timeout: must be more than 0
+server = {shutdown_grace = 5, shutdown_delay = 5}
+    server.shutdown_delay: must be less than server.shutdown_grace, which includes it (5 >= 5)
+server.public_url = "http://[::1"
+    server.public_url: must name a host, and a port from 1 to 65535 if any
+server.public_url = "events.example.com"
+    server.public_url: must be a URL without a query, such as https://events.example.com
+    (it is "events.example.com")
+server.trusted_proxies = ["proxy.example.com"]
+    server.trusted_proxies[0]: must be an IP address or a network, such as 10.0.0.0/8
+    (it is "proxy.example.com")
+server.trusted_proxies = ["10.0.0.1/8"]
+    server.trusted_proxies[0]: must be an IP address or a network, such as 10.0.0.0/8
+console.password = "secret"
+    console.password: must be the line that `engage console-password` prints, not the password
+    itself
+console.public_url = "http://ops.example.com:99999/x"
+    console.public_url: must name a host, and a port from 1 to 65535 if any
+cors.origins = ["http://a:80", "http://a:0"]
+    cors.origins[1]: must name a host, and a port from 1 to 65535 if any
+cors.origins = ["https://a.example/path"]
+    cors.origins[0]: must be "*" or an origin without a path, such as https://shop.example.com
+    (it is "https://a.example/path")
+storage.write_timeuot = 1
+    storage.write_timeuot: is not the name of a plugin; did you mean storage.write_timeout?
+storage.url = "mongodb://SECRET"
+    storage.url: must be a table, not a string
+log.loaders = 0
+    log.loaders: must be at least 1 (it is 0)
+log.lag_percent = 101
+    log.lag_percent: must be at most 100 (it is 101)
+log.lag_percnt = 50
+    log.lag_percnt: is not the name of a plugin; did you mean log.lag_percent?
+log.group = "a b"
+    log.group: must consist of letters, digits, ., - and _, and start with a letter or digit
+    (it is "a b")
+limits.body_bytes = 0
+    limits.body_bytes: must be at least 1 (it is 0)
+limits.rate.events_per_second = 1e-320
+    limits.rate.events_per_second: must be 0 or at least 0.000001
+limits.rate.burst = 5
+    limits.rate.burst: has no effect without events_per_second
+"""
+
+#: The same for lines of the first workspace.
+WRONG_WORKSPACE = """
+subscription_secret = ""
+    subscription_secret: must not be empty
+subscription_secret = []
+    subscription_secret: must not be empty
+subscription_secret = ["SECRET", ""]
+    subscription_secret[1]: must not be empty
+subscription_secret = ["SECRET", "SECRET"]
+    subscription_secret[1]: is the same secret as workspaces[0].subscription_secret[0]; use a
+    different one
+verify_identity = "required"
+    identity_secret: is missing; verify_identity needs it
+verify_identity = "on"
+    verify_identity: must be one of "off", "required" (it is "on")
+identity_secret = [""]
+    identity_secret[0]: must not be empty
+identity_secret = ["SECRET", "SECRET"]
+    identity_secret[1]: is the same secret as workspaces[0].identity_secret[0]; use a different one
+unsubscribes.x.action = "all"
+    unsubscribes.x.action: must be one of "none", "channel", "groups" (it is "all")
+unsubscribes.x.action = "groups"
+    unsubscribes.x.groups: is missing; action = "groups" needs it
+unsubscribes.x = {action = "channel", groups = {"7" = "news"}}
+subscription_groups = [{id = "news", channel = "email", type = "opt_out"}]
+    unsubscribes.x.groups: has no effect unless action = "groups"
+unsubscribes.x = {action = "groups", groups = {"7" = "nwes"}}
+subscription_groups = [{id = "news", channel = "email", type = "opt_out"}]
+    unsubscribes.x.groups."7": there is no subscription group "nwes" in the workspace
+write_keys = [{id = "a", key = "1", name = "of a key"}]
+    write_keys[0].name: unknown key; the valid keys here: id, key, sha256, kind, origins,
+    operations, rate, disabled
+write_keys = [{id = "a", key = "1"}, {id = "a", key = "2"}]
+    write_keys[1].id: is the same id as workspaces[0].write_keys[0].id; use a different one
+write_keys = [{id = "a", key = "SECRET:"}]
+    write_keys[0].key: must be visible ASCII characters, without a colon
+write_keys = [{id = "a", key = "${SECRET_KEY}"}]
+    write_keys[0].key: the environment variable SECRET_KEY is not set
+write_keys = [{id = "a"}]
+    write_keys[0].key: is missing
+write_keys = [
+{id = "a", sha256 = "5E5E5E5E5E5E5E5E5E5E5E5E5E5E5E5E5E5E5E5E5E5E5E5E5E5E5E5E5E5E5E5E"}]
+    write_keys[0].sha256: only a key with kind = "server" has it
+write_keys = [{id = "a", kind = "server", key = "SECRET"}]
+    write_keys[0].key: a server key is a secret; write its sha256 instead
+write_keys = [{id = "a", kind = "server"}]
+    write_keys[0].sha256: is missing
+write_keys = [{id = "a", kind = "server", sha256 = "SECRET"}]
+    write_keys[0].sha256: must be the SHA-256 of the key: 64 hexadecimal digits
+write_keys = [{id = "a", key = "SECRET"},
+{id="b", kind="server", sha256="0917B13A9091915D54B6336F45909539CCE452B3661B21F386418A257883B30A"}]
+    write_keys[1].sha256: is the same write key as workspaces[0].write_keys[0].key; use a different
+    one
+write_keys = [{id = "a", key = "1", origins = ["*"]}]
+    write_keys[0].origins[0]: must be an origin without a path or wildcard, such as
+    https://shop.example.com (it is "*")
+write_keys = [{id = "a", key = "1", origins = ["https://a.example:"]}]
+    write_keys[0].origins[0]: must be an origin without a path or wildcard, such as
+    https://shop.example.com (it is "https://a.example:")
+write_keys = [{id = "a", key = "1", origins = ["https://a.example:443"]}]
+    write_keys[0].origins[0]: leave out the port, as browsers do
+write_keys = [{id = "a", key = "1", origins = ["https://a.example"]}]
+[cors]
+origins = ["https://b.example"]
+    write_keys[0].origins[0]: add it to cors.origins too, or browsers send nothing
+write_keys = [{id = "a", key = "1", rate = {burst = 5}}]
+    write_keys[0].rate.burst: has no effect without events_per_second
+write_keys = [{id = "a", key = "1", operations = ["batch"]}]
+    write_keys[0].operations[0]: must be one of "identify", "track", "page", "screen", "group",
+    "alias" (it is "batch")
+subscription_groups = [{id = "n", channel = "c", type = "opt_in"},
+{id = "n", channel = "c", type = "opt_in"}]
+    subscription_groups[1].id: is the same id as workspaces[0].subscription_groups[0].id; use a
+    different one
+subscription_groups = [{id = "n", channel = "c", type = "opt_in", name = {German = "Neues"}}]
+    subscription_groups[0].name.German: must be the code of a language, such as de or pt-BR
+preferences_page.color = "#777777"
+    preferences_page.color: its contrast to white is 4.48:1; use a darker colour, of at least 4.5:1
+preferences_page.imprint = "javascript:alert(1)"
+    preferences_page.imprint: must be a URL that begins with https:// or http://
+    (it is "javascript:alert(1)")
+preferences_page.privacy = "https://a.example:0/"
+    preferences_page.privacy: must name a host, and a port from 1 to 65535 if any
+[workspaces.webhooks.Bad]
+    webhooks.Bad: is not the name of a plugin
+"""
+
+
+def examples(text: str) -> list[tuple[str, str]]:
+    """Return each config and its problem."""
+    pairs = re.findall(r"((?:^\S.*\n)+)((?:^    .*\n)+)", text, re.MULTILINE)
+    return [(config, " ".join(problem.split())) for config, problem in pairs]
+
+
+@each(
+    "text, line",
     [
         ("", "workspaces: is missing; write [[workspaces]]"),
-        (
-            '[workspaces]\nid = "x"\n',
-            "workspaces: must be a list, not a table; write [[workspaces]]",
+        *(
+            (text if "workspaces" in text else text + MINIMAL, line)
+            for text, line in examples(WRONG)
         ),
-        (
-            '[[workspaces]]\nid = "x"\n[workspaces.write_keys]\nid = "a"\nkey = "b"\n',
-            "workspaces[0].write_keys: must be a list, not a table;"
-            " write [[workspaces.write_keys]]",
-        ),
-        (
-            "[server]\nshutdown_grace = 5\nshutdown_delay = 5\n" + MINIMAL,
-            "server.shutdown_delay: must be less than server.shutdown_grace, which includes it"
-            " (5 >= 5)",
-        ),
-        ("workspaces = []", "workspaces: must not be empty"),
-        (
-            "worksapces = []\n" + MINIMAL,
-            "worksapces: unknown key; did you mean workspaces?",
-        ),
-        ("port = 1\n" + MINIMAL, "port: unknown key; did you mean server.port?"),
-        (
-            f'[[workspaces]]\nid = "x"\n[[workspaces.write_keys]]\nid = "a"\nkey = "{"k" * 32}"\n'
-            'name = "of a key"\n',
-            "workspaces[0].write_keys[0].name: unknown key; the valid keys here: id, key, sha256,"
-            " kind, origins, operations, rate, disabled",
-        ),
-        ("[server]\nprot = 1\n" + MINIMAL, "server.prot: unknown key; did you mean server.port?"),
-        ("[server]\nport = 65536\n" + MINIMAL, "server.port: must be at most 65535 (it is 65536)"),
-        ("[server]\nport = 8.5\n" + MINIMAL, "server.port: must be an integer, not a number"),
-        ("[server]\nworkers = 0\n" + MINIMAL, "server.workers: must be at least 1 (it is 0)"),
-        (
-            "[server]\nhang_timeout = 2.9\n" + MINIMAL,
-            "server.hang_timeout: must be at least 3 (it is 2.9)",
-        ),
-        (
-            "[server]\nrequest_timeout = 0\n" + MINIMAL,
-            "server.request_timeout: must be more than 0",
-        ),
-        (
-            '[console]\npassword = "secret"\n' + MINIMAL,
-            "console.password: must be the line that `engage console-password` prints, not the"
-            " password itself",
-        ),
-        (
-            '[console]\npublic_url = "http://ops.example.com:99999/x"\n' + MINIMAL,
-            "console.public_url: must name a host, and a port from 1 to 65535 if any",
-        ),
-        (
-            '[server]\npublic_url = "http://[::1"\n' + MINIMAL,
-            "server.public_url: must name a host, and a port from 1 to 65535 if any",
-        ),
-        (
-            '[cors]\norigins = ["http://a:80", "http://a:0"]\n' + MINIMAL,
-            "cors.origins[1]: must name a host, and a port from 1 to 65535 if any",
-        ),
-        (
-            '[server]\ntrusted_proxies = ["proxy.example.com"]\n' + MINIMAL,
-            "server.trusted_proxies[0]: must be an IP address or a network, such as 10.0.0.0/8"
-            ' (it is "proxy.example.com")',
-        ),
-        (
-            '[server]\ntrusted_proxies = ["10.0.0.1/8"]\n' + MINIMAL,
-            "server.trusted_proxies[0]: must be an IP address or a network, such as 10.0.0.0/8",
-        ),
-        (
-            '[server]\npublic_url = "events.example.com"\n' + MINIMAL,
-            "server.public_url: must be a URL without a query, such as https://events.example.com"
-            ' (it is "events.example.com")',
-        ),
-        (
-            "server = 1979-05-27\n" + MINIMAL,
-            "server: must be a table, not a date or time",
-        ),
-        (
-            "[storage]\nwrite_timeuot = 1\n" + MINIMAL,
-            "storage.write_timeuot: is not the name of a plugin;"
-            " did you mean storage.write_timeout?",
-        ),
-        (
-            '[storage]\nurl = "mongodb://SECRET"\n' + MINIMAL,
-            "storage.url: must be a table, not a string",
-        ),
-        ("[log]\nloaders = 0\n" + MINIMAL, "log.loaders: must be at least 1 (it is 0)"),
-        (
-            "[log]\nlag_percent = 101\n" + MINIMAL,
-            "log.lag_percent: must be at most 100 (it is 101)",
-        ),
-        (
-            "[log]\nlag_percnt = 50\n" + MINIMAL,
-            "log.lag_percnt: is not the name of a plugin; did you mean log.lag_percent?",
-        ),
-        (
-            '[log]\ngroup = "a b"\n' + MINIMAL,
-            "log.group: must consist of letters, digits, ., - and _, and start with a letter or"
-            ' digit (it is "a b")',
-        ),
-        ("[limits]\nbody_bytes = 0\n" + MINIMAL, "limits.body_bytes: must be at least 1 (it is 0)"),
-        (
-            '[cors]\norigins = ["https://a.example/path"]\n' + MINIMAL,
-            'cors.origins[0]: must be "*" or an origin without a path, such as'
-            ' https://shop.example.com (it is "https://a.example/path")',
-        ),
-        (
-            '[[workspaces]]\nid = "-"\n',
-            "workspaces[0].id: must be 1 to 64 letters, digits, - and _, and start with a letter or"
-            ' digit (it is "-")',
-        ),
-        ('[[workspaces]]\nname = "x"\n', "workspaces[0].id: is missing"),
-        (
-            MINIMAL + 'subscription_secret = ""',
-            "workspaces[0].subscription_secret: must not be empty",
-        ),
-        (
-            MINIMAL + "subscription_secret = []",
-            "workspaces[0].subscription_secret: must not be empty",
-        ),
-        (
-            MINIMAL + 'subscription_secret = ["SECRET", ""]',
-            "workspaces[0].subscription_secret[1]: must not be empty",
-        ),
-        (
-            MINIMAL + 'subscription_secret = ["SECRET", "SECRET"]',
-            "workspaces[0].subscription_secret[1]: is the same secret as"
-            " workspaces[0].subscription_secret[0]; use a different one",
-        ),
-        (
-            MINIMAL + 'verify_identity = "required"',
-            "workspaces[0].identity_secret: is missing; verify_identity needs it",
-        ),
-        (
-            MINIMAL + 'verify_identity = "on"',
-            'workspaces[0].verify_identity: must be one of "off", "required" (it is "on")',
-        ),
-        (
-            MINIMAL + 'identity_secret = [""]',
-            "workspaces[0].identity_secret[0]: must not be empty",
-        ),
-        (
-            MINIMAL + 'identity_secret = ["SECRET", "SECRET"]',
-            "workspaces[0].identity_secret[1]: is the same secret as"
-            " workspaces[0].identity_secret[0]; use a different one",
-        ),
-        (
-            MINIMAL
-            + 'identity_secret = "SECRET"\n[[workspaces]]\nid = "b"\nidentity_secret = "SECRET"',
-            "workspaces[1].identity_secret[0]: is the same secret as"
-            " workspaces[0].identity_secret[0]; use a different one",
-        ),
-        (
-            MINIMAL
-            + 'identity_secret = "SECRET"\n[[workspaces]]\nid = "b"'
-            + '\nsubscription_secret = "SECRET"',
-            "workspaces[0].identity_secret[0]: is the same secret as"
-            " workspaces[1].subscription_secret[0]; use a different one",
-        ),
-        (
-            MINIMAL + '[workspaces.unsubscribes.x]\naction = "groups"',
-            'workspaces[0].unsubscribes.x.groups: is missing; action = "groups" needs it',
-        ),
-        (
-            MINIMAL + UNSUBSCRIBES.replace('groups"', 'channel"'),
-            'workspaces[0].unsubscribes.x.groups: has no effect unless action = "groups"',
-        ),
-        (
-            MINIMAL + UNSUBSCRIBES.replace('= "news" }', '= "nwes" }'),
-            'workspaces[0].unsubscribes.x.groups."7": there is no subscription group "nwes" in the'
-            " workspace",
-        ),
-        (
-            MINIMAL + '[workspaces.unsubscribes.x]\naction = "all"',
-            'workspaces[0].unsubscribes.x.action: must be one of "none", "channel", "groups" (it is'
-            ' "all")',
-        ),
-        (
-            MINIMAL * 2,
-            "workspaces[1].id: is the same workspace id as workspaces[0].id; use a different one",
-        ),
-        (
-            MINIMAL
-            + '[[workspaces.write_keys]]\nid = "a"\nkey = "SECRET"\n[[workspaces]]\nid = "b"\n'
-            + '[[workspaces.write_keys]]\nid = "a"\nkey = "SECRET"\n',
-            "workspaces[1].write_keys[0].key: is the same write key as"
-            " workspaces[0].write_keys[0].key; use a different one",
-        ),
-        (
-            MINIMAL
-            + '[[workspaces.write_keys]]\nid = "a"\nkey = "1"\n'
-            + '[[workspaces.write_keys]]\nid = "a"\nkey = "2"\n',
-            "workspaces[0].write_keys[1].id: is the same id as workspaces[0].write_keys[0].id;"
-            " use a different one",
-        ),
-        (
-            MINIMAL + '[[workspaces.write_keys]]\nid = "a"\nkey = "SECRET:"\n',
-            "workspaces[0].write_keys[0].key: must be visible ASCII characters, without a colon",
-        ),
-        (MINIMAL + KEY, "workspaces[0].write_keys[0].key: is missing"),
-        (
-            MINIMAL + KEY + f'sha256 = "{"5e" * 32}"\n',
-            'workspaces[0].write_keys[0].sha256: only a key with kind = "server" has it',
-        ),
-        (
-            MINIMAL + KEY + 'kind = "server"\nkey = "SECRET"\n',
-            "workspaces[0].write_keys[0].key: a server key is a secret; write its sha256 instead",
-        ),
-        (
-            MINIMAL + KEY + 'kind = "server"\n',
-            "workspaces[0].write_keys[0].sha256: is missing",
-        ),
-        (
-            MINIMAL + KEY + 'kind = "server"\nsha256 = "SECRET"\n',
-            "workspaces[0].write_keys[0].sha256: must be the SHA-256 of the key: 64 hexadecimal"
-            " digits",
-        ),
-        (
-            MINIMAL
-            + KEY
-            + 'key = "SECRET"\n'
-            + KEY.replace('"a"', '"b"')
-            + f'kind = "server"\nsha256 = "{sha256(b"SECRET").hexdigest().upper()}"\n',
-            "workspaces[0].write_keys[1].sha256: is the same write key as"
-            " workspaces[0].write_keys[0].key; use a different one",
-        ),
-        (
-            MINIMAL + KEY + 'key = "1"\norigins = ["*"]\n',
-            "workspaces[0].write_keys[0].origins[0]: must be an origin without a path or wildcard,"
-            ' such as https://shop.example.com (it is "*")',
-        ),
-        (
-            MINIMAL + KEY + 'key = "1"\norigins = ["https://a.example:443"]\n',
-            "workspaces[0].write_keys[0].origins[0]: leave out the port, as browsers do",
-        ),
-        (
-            MINIMAL
-            + KEY
-            + 'key = "1"\norigins = ["https://a.example"]\n[cors]\norigins = ["https://b.example"]',
-            "workspaces[0].write_keys[0].origins[0]: add it to cors.origins too, or browsers send"
-            " nothing",
-        ),
-        (
-            MINIMAL + KEY + 'key = "1"\norigins = ["https://a.example:"]\n',
-            "workspaces[0].write_keys[0].origins[0]: must be an origin without a path or wildcard,"
-            ' such as https://shop.example.com (it is "https://a.example:")',
-        ),
-        (
-            MINIMAL + "[limits.rate]\nevents_per_second = 1e-320\n",
-            "limits.rate.events_per_second: must be 0 or at least 0.000001",
-        ),
-        (
-            MINIMAL + "[limits.rate]\nburst = 5\n",
-            "limits.rate.burst: has no effect without events_per_second",
-        ),
-        (
-            MINIMAL + KEY + 'key = "1"\nrate = {burst = 5}\n',
-            "workspaces[0].write_keys[0].rate.burst: has no effect without events_per_second",
-        ),
-        (
-            MINIMAL + KEY + 'key = "1"\noperations = ["batch"]\n',
-            'workspaces[0].write_keys[0].operations[0]: must be one of "identify", "track", "page",'
-            ' "screen", "group", "alias" (it is "batch")',
-        ),
-        (
-            MINIMAL
-            + '[[workspaces.subscription_groups]]\nid = "n"\nchannel = "c"\ntype = "opt_in"\n' * 2,
-            "workspaces[0].subscription_groups[1].id: is the same id as"
-            " workspaces[0].subscription_groups[0].id; use a different one",
-        ),
-        (
-            MINIMAL
-            + '[[workspaces.subscription_groups]]\nid = "n"\nchannel = "c"\ntype = "opt_in"\n'
-            + "name = { German = 'Neues' }\n",
-            "workspaces[0].subscription_groups[0].name.German: must be the code of a language, such"
-            " as de or pt-BR",
-        ),
-        (
-            MINIMAL + '[workspaces.preferences_page]\ncolor = "#777777"\n',
-            "workspaces[0].preferences_page.color: its contrast to white is 4.48:1; use a darker"
-            " colour, of at least 4.5:1",
-        ),
-        (
-            MINIMAL + '[workspaces.preferences_page]\nimprint = "javascript:alert(1)"\n',
-            "workspaces[0].preferences_page.imprint: must be a URL that begins with https:// or"
-            ' http:// (it is "javascript:alert(1)")',
-        ),
-        (
-            MINIMAL + '[workspaces.preferences_page]\nprivacy = "https://a.example:0/"\n',
-            "workspaces[0].preferences_page.privacy: must name a host, and a port from 1 to 65535"
-            " if any",
-        ),
-        (
-            MINIMAL + '[[workspaces.write_keys]]\nid = "a"\nkey = "${SECRET_KEY}"\n',
-            "workspaces[0].write_keys[0].key: the environment variable SECRET_KEY is not set",
-        ),
-        (
-            MINIMAL + "[workspaces.webhooks.Bad]\n",
-            "workspaces[0].webhooks.Bad: is not the name of a plugin",
-        ),
-        ("[[transforms]]\noptions = {}\n" + MINIMAL, "transforms[0].name: is missing"),
+        *((MINIMAL + text, f"workspaces[0].{line}") for text, line in examples(WRONG_WORKSPACE)),
     ],
 )
 def test_a_wrong_config_is_refused(write: Any, text: str, line: str) -> None:
-    found = refused(write(text))
-    assert line in found
-    assert "SECRET" not in "".join(found).replace("SECRET_KEY", "")
+    reported = refused(write(text))
+    assert line in reported
+    assert "SECRET" not in "".join(reported).replace("SECRET_KEY", "")
 
 
 def test_a_colour_of_just_enough_contrast_is_accepted(write: Any) -> None:
@@ -612,8 +503,8 @@ def test_a_colour_of_just_enough_contrast_is_accepted(write: Any) -> None:
     assert page == PreferencesPage(color="#767676", one_click="channel")
 
 
-@pytest.mark.parametrize(
-    ("name", "default"),
+@each(
+    "name, default",
     [
         ('{ de = "Neues", en = "News" }', "News"),
         ('{ fr = "Nouvelles", de = "Neues" }', "Nouvelles"),
@@ -653,8 +544,8 @@ def test_all_problems_are_reported_at_once(write: Any) -> None:
     assert len(refused(path)) == 3
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
+@each(
+    "data, message",
     [
         (b"[server\n", "is not valid TOML: Expected ']'"),
         (b"a = 1\na = 2\n", "is not valid TOML: Cannot overwrite a value"),
@@ -671,8 +562,8 @@ def test_a_file_that_is_not_toml_is_refused(tmp_path: Path, data: bytes, message
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "end"),
+@each(
+    "text, end",
     [
         ("[server]\nport = SECRET\n", "(at line 2, column 8): port = …; write a text in quotation"),
         ('a = 1\n  b."c" = SECRET\n', "column 11); write a text in quotation marks"),
@@ -739,7 +630,7 @@ def properties_of(section: str) -> dict[str, Any]:
     return cast("dict[str, Any]", schema["properties"])
 
 
-@pytest.mark.parametrize("section", SECTIONS)
+@each("section", SECTIONS)
 def test_the_schema_and_the_dataclasses_have_the_same_keys_and_defaults(section: str) -> None:
     properties = properties_of(section)
     made = SECTIONS[section]()
