@@ -8,7 +8,6 @@ from importlib import resources
 
 import jsonschema
 import orjson
-import pytest
 
 from engage.api import StorageUnavailable
 from engage.errors import (
@@ -26,12 +25,13 @@ from engage.errors import (
     shutting_down,
     storage_unavailable,
 )
+from support.each import each
 
 SCHEMA = json.loads(resources.files("engage_schemas").joinpath("error.json").read_bytes())
 
 
-@pytest.mark.parametrize("code", sorted(STATUS))
-@pytest.mark.parametrize("request_id", ["4b7e1c2a9d", None])
+@each("code", sorted(STATUS))
+@each("request_id", ["4b7e1c2a9d", None])
 def test_every_error_matches_the_schema(code: str, request_id: str | None) -> None:
     for errors in ((), [Problem("/userId", "is required")] * 100):
         body = orjson.loads(error_body(ApiError(code, "why", errors=errors), request_id))
@@ -60,12 +60,10 @@ def test_the_message_is_that_of_the_first_problem() -> None:
     assert Problem("/type", "m").under("/batch/3") == Problem("/batch/3/type", "m")
 
 
-@pytest.mark.parametrize(
-    ("make", "least", "most"),
+@each(
+    "make, least, most",
     [
-        (storage_unavailable, 5, 30),
-        (log_unavailable, 5, 30),
-        (overloaded, 1, 5),
+        *((storage_unavailable, 5, 30), (log_unavailable, 5, 30), (overloaded, 1, 5)),
         (shutting_down, 1, 5),
     ],
 )

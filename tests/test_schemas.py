@@ -14,7 +14,7 @@ import referencing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.each import each
+from support.each import each, variants
 from support.pipeline import SCHEMAS
 
 ASSERTIONS = set(
@@ -121,9 +121,7 @@ def test_every_keyword_is_known(path: str, document: Any) -> None:
 def with_field(kinds: str, base: dict[str, Any], **fields: Any) -> Iterator[tuple[str, Any]]:
     """Yield a payload for each value of each field, for each kind of event."""
     for kind in kinds.split():
-        for field, values in fields.items():
-            for value in values:
-                yield kind, {**base, field: value}
+        yield from all_of(kind, *variants(base, **fields))
 
 
 def without_field(kind: str, base: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -230,8 +228,8 @@ COUNTER_EXAMPLES: list[tuple[str, Any]] = [
     ),
     *(
         ("error", {**ERROR, "errors": [problem]})
-        for _, problem in with_field(
-            "error", PROBLEM, pointer=(5, "p" * 4097), message=(5, "", "m" * 4097), more=[1]
+        for problem in variants(
+            PROBLEM, pointer=(5, "p" * 4097), message=(5, "", "m" * 4097), more=[1]
         )
     ),
 ]

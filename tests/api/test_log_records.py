@@ -24,6 +24,7 @@ from engage.api import (
     unpack,
 )
 from engage.testing import event, letter
+from support.each import each, variants
 
 #: Text as it is in UTF-8: without lone surrogates.
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -66,13 +67,6 @@ LETTERS = st.builds(
     operation=OPTIONAL,
     envelope=st.none() | st.binary(max_size=20),
 )
-
-
-#: Fields of an event with a text that UTF-8 does not have.
-SURROGATES: list[dict[str, Any]] = [
-    {name: "a\ud800"}
-    for name in ("message_id", "user_id", "anonymous_id", "name", "origin", "workspace_id")
-]
 
 
 @given(EVENTS | LETTERS)
@@ -139,22 +133,16 @@ def test_events_of_a_user_have_one_key() -> None:
     assert record_of(event("e", anonymous_id="v1")).key == b"acme:v1"
 
 
-@pytest.mark.parametrize(
+@each(
     "item",
     [
         *(
-            dataclasses.replace(event("m", user_id="ann", anonymous_id="v"), **fields)
-            for fields in SURROGATES
+            dataclasses.replace(event("m", user_id="ann"), **fields)
+            for name in "message_id user_id anonymous_id name origin workspace_id".split()
+            for fields in variants(**{name: ["a\ud800"]})
         ),
-        *(
-            letter("l", **fields)
-            for fields in (
-                {"user_id": "a\udfff"},
-                {"message": "a\udfff"},
-                {"headers": [("a", "\ud800")]},
-                {"errors": [{"pointer": "\ud800"}]},
-            )
-        ),
+        *(letter("l", **fields) for fields in variants(user_id=["a\udfff"], message=["a\udfff"])),
+        *(letter("l", headers=[("a", "\ud800")]), letter("l", errors=[{"pointer": "\ud800"}])),
     ],
 )
 def test_a_lone_surrogate_cannot_be_in_a_record(item: Any) -> None:
@@ -162,17 +150,11 @@ def test_a_lone_surrogate_cannot_be_in_a_record(item: Any) -> None:
         record_of(item)
 
 
-@pytest.mark.parametrize(
+@each(
     "headers",
     [
-        {},
-        {"engage": b""},
-        {"engage": b"event/2"},
-        {"engage": b"event"},
-        {"engage": b"EVENT/1"},
-        {"engage": b"profile/1"},
-        {"ENGAGE": b"event/1"},
-        {"engage": b"\xff"},
+        *({}, {"ENGAGE": b"event/1"}),
+        *variants(engage=(b"", b"event/2", b"event", b"EVENT/1", b"profile/1", b"\xff")),
     ],
 )
 def test_a_record_of_another_kind_or_version_is_unknown(headers: dict[str, bytes]) -> None:
@@ -189,22 +171,18 @@ def changed(original: bytes, **members: Any) -> bytes:
     return orjson.dumps({name: value for name, value in document.items() if value is not ...})
 
 
-@pytest.mark.parametrize(
+@each(
     "members",
-    [
-        {"origin": ...},
-        {"messageId": ...},
-        {"messageId": None},
-        {"messageId": 1},
-        {"workspaceId": ["acme"]},
-        {"type": {}},
-        {"receivedAt": "1735689600000"},
-        {"receivedAt": 1.5},
-        {"receivedAt": True},
-        {"timestamp": ...},
-        {"userId": 1},
-        {"name": ["x"]},
-    ],
+    variants(
+        origin=[...],
+        messageId=(..., None, 1),
+        workspaceId=[["acme"]],
+        type=[{}],
+        receivedAt=("1735689600000", 1.5, True),
+        timestamp=[...],
+        userId=[1],
+        name=[["x"]],
+    ),
 )
 def test_damaged_metadata_is_noticed(members: dict[str, Any]) -> None:
     record = record_of(event("m"))
@@ -213,14 +191,14 @@ def test_damaged_metadata_is_noticed(members: dict[str, Any]) -> None:
         unpack(dataclasses.replace(record, headers={**record.headers, "meta": meta}))
 
 
-@pytest.mark.parametrize("meta", [None, b"", b"{", b"[]", b"null", b'"origin"', b"\xff"])
+@each("meta", [None, b"", b"{", b"[]", b"null", b'"origin"', b"\xff"])
 def test_metadata_must_be_an_object(meta: bytes | None) -> None:
     headers = {"engage": b"event/1"} if meta is None else {"engage": b"event/1", "meta": meta}
     with pytest.raises(DamagedRecord):
         unpack(LogRecord(key=b"acme:v", value=b"{}", headers=headers))
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'"text"', b"\xff", b'{"a":"\xff"}'])
+@each("body", [b"", b"{", b"[]", b"null", b'"text"', b"\xff", b'{"a":"\xff"}'])
 def test_a_body_must_be_an_object(body: bytes) -> None:
     """A store that has another one could not be exported."""
     with pytest.raises(DamagedRecord):
@@ -229,33 +207,21 @@ def test_a_body_must_be_an_object(body: bytes) -> None:
         unpack(dataclasses.replace(record_of(letter("l")), value=body))
 
 
-@pytest.mark.parametrize(
+@each(
     "members",
-    [
-        {"id": ...},
-        {"id": 1},
-        {"item": ...},
-        {"item": "not Base64!"},
-        {"item": 5},
-        {"item": None},
-        {"envelope": "?"},
-        {"envelope": []},
-        {"headers": ...},
-        {"headers": None},
-        {"headers": [["a"]]},
-        {"headers": [["a", 1]]},
-        {"headers": 5},
-        {"errors": "text"},
-        {"errors": ["text"]},
-        {"errors": [{"pointer": 1}]},
-        {"reason": None},
-        {"workspace_id": 3},
-        {"truncated": 1},
-        {"received_at": "now"},
-        {"received_at": ...},
-        {"user_id": 5},
-        {"operation": []},
-    ],
+    variants(
+        id=(..., 1),
+        item=(..., "not Base64!", 5, None),
+        envelope=("?", []),
+        headers=(..., None, [["a"]], [["a", 1]], 5),
+        errors=("text", ["text"], [{"pointer": 1}]),
+        reason=[None],
+        workspace_id=[3],
+        truncated=[1],
+        received_at=("now", ...),
+        user_id=[5],
+        operation=[[]],
+    ),
 )
 def test_a_damaged_letter_is_noticed(members: dict[str, Any]) -> None:
     record = record_of(letter("l"))
@@ -299,15 +265,12 @@ def test_members_that_earlier_versions_did_not_have_may_be_absent() -> None:
     assert unpack(dataclasses.replace(record_of(dead), value=value)) == dead
 
 
-@pytest.mark.parametrize(
-    ("meta", "expected"),
+@each(
+    "meta, expected",
     [
-        (b'{"restated": true}', True),
-        (b'{"restated": false}', False),
-        (b'{"restated": 1}', False),
-        (b'{"restated" : true , "later": 1e400}', True),
-        (b'{"restated": 1e400, "name": "restated"}', False),
-        (b'{"name": "restated"}', False),
+        *((b'{"restated": true}', True), (b'{"restated": false}', False)),
+        *((b'{"restated": 1}', False), (b'{"restated" : true , "later": 1e400}', True)),
+        *((b'{"restated": 1e400, "name": "restated"}', False), (b'{"name": "restated"}', False)),
         (b'{"name": "\\"restated\\": true"}', False),
     ],
 )

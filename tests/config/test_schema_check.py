@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import math
 
-import pytest
-
 from engage.config.schema_check import SettingsError, dotted, nearest, problems, secret_values
+from support.each import each
 
 SCHEMA = {
     "type": "object",
@@ -31,14 +30,11 @@ SCHEMA = {
 }
 
 
-@pytest.mark.parametrize(
-    ("value", "line"),
+@each(
+    "value, line",
     [
         ({}, "storage.x.url: is missing"),
-        (
-            {"url": "x:", "pol": 1},
-            "storage.x.pol: unknown key; did you mean storage.x.pool?",
-        ),
+        ({"url": "x:", "pol": 1}, "storage.x.pol: unknown key; did you mean storage.x.pool?"),
         (
             {"url": "x:", "certificate": "a"},
             "storage.x.certificate: unknown key; did you mean storage.x.tls.certificate?",
@@ -73,8 +69,8 @@ def test_a_problem_is_described_in_one_line(value: object, line: str) -> None:
     assert line in problems(SCHEMA, value, at=("storage", "x"))
 
 
-@pytest.mark.parametrize(
-    ("value", "line"),
+@each(
+    "value, line",
     [
         # The required ``url`` is missing because it is misspelt.
         ({"ulr": "x:"}, "ulr: unknown key; did you mean url?"),
@@ -97,8 +93,8 @@ EITHER = {
 }
 
 
-@pytest.mark.parametrize(
-    ("value", "line"),
+@each(
+    "value, line",
     [
         ({}, "value: is missing"),
         ({"user": "u"}, "password: is missing"),
@@ -120,15 +116,12 @@ def test_valid_settings_have_no_problems() -> None:
     assert problems(SCHEMA, {"url": "x:y", "keys": ["a", "b"], "pool": 9}) == []
 
 
-@pytest.mark.parametrize(
+@each(
     "value",
     [
-        {"url": "SECRET"},
-        {"url": ["SECRET"]},
-        {"url": {"SECRET2": "SECRET"}},
+        *({"url": "SECRET"}, {"url": ["SECRET"]}, {"url": {"SECRET2": "SECRET"}}),
         {"url": "x:", "keys": {"SECRET2": "SECRET"}},
-        {"url": "x:", "keys": ["SECRET", "SECRET", 1]},
-        {"url": "x:", "kesy": "SECRET"},
+        *({"url": "x:", "keys": ["SECRET", "SECRET", 1]}, {"url": "x:", "kesy": "SECRET"}),
     ],
 )
 def test_a_secret_is_never_quoted(value: object) -> None:

@@ -6,9 +6,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 import engage.console
+from support.each import each
 
 CONSOLE = Path(engage.console.__file__).parent
 TEMPLATES = sorted((CONSOLE / "templates").glob("*.html"))
@@ -36,7 +35,7 @@ def test_the_common_style_sheet_is_small() -> None:
     assert len(rules(CONSOLE / "static/console.css")) <= 14 * 1024
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+@each("path", SCRIPTS)
 def test_a_script_is_short_and_writes_text_only(path: Path) -> None:
     text = path.read_text("utf-8")
     assert text.count("\n") < 200
@@ -46,7 +45,7 @@ def test_a_script_is_short_and_writes_text_only(path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
+@each("path", TEMPLATES)
 def test_a_template_has_nothing_that_the_policy_forbids(path: Path) -> None:
     text = path.read_text("utf-8")
     assert "{% raw" not in text
@@ -59,7 +58,7 @@ def test_a_template_has_nothing_that_the_policy_forbids(path: Path) -> None:
     assert "javascript:" not in text
 
 
-@pytest.mark.parametrize("path", [*TEMPLATES, *SCRIPTS, *STYLES], ids=lambda path: path.name)
+@each("path", [*TEMPLATES, *SCRIPTS, *STYLES])
 def test_nothing_is_loaded_from_elsewhere(path: Path) -> None:
     text = path.read_text("utf-8")
     assert not re.search(r"""(src|href)\s*=\s*["'](https?:)?//""", text)

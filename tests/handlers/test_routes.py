@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from engage.handlers.base import METHODS
 from engage.handlers.operations import OPERATIONS
 from engage.handlers.routes import HANDLERS
+from support.each import each
 
 #: What metrics and logs call each operation. Dashboards depend on it.
 NAMES = {
@@ -47,14 +46,14 @@ PATHS = {
 }
 
 
-@pytest.mark.parametrize("path", PATHS)
+@each("path", PATHS)
 def test_a_handler_implements_the_methods_of_its_path(path: str) -> None:
     allowed = {method for operation in PATHS[path] for method in operation.allowed}
     [handler] = {HANDLERS[operation.id] for operation in PATHS[path]}
     assert allowed == {method for method, name in METHODS.items() if hasattr(handler, name)}
 
 
-@pytest.mark.parametrize("path", PATHS)
+@each("path", PATHS)
 def test_operations_of_one_path_differ_only_in_their_methods(path: str) -> None:
     operations = PATHS[path]
     assert len({operation.method for operation in operations}) == len(operations)

@@ -16,6 +16,7 @@ from engage.errors import ApiError
 from engage.keys.auth import Authenticator, Principal
 from engage.keys.rules import Rules
 from engage.monitoring import logs
+from support.each import each
 
 SECRET = "5e" * 16
 DIGEST = hashlib.sha256(SECRET.encode()).hexdigest()
@@ -58,7 +59,7 @@ HEADERS = [
 ]
 
 
-@pytest.mark.parametrize("header", HEADERS)
+@each("header", HEADERS)
 def test_a_server_key_is_found_by_its_hash_and_masked_from_then_on(
     log: io.StringIO, header: str
 ) -> None:
@@ -85,9 +86,7 @@ def test_a_server_key_is_masked_also_where_it_is_refused(log: io.StringIO) -> No
     assert SECRET not in log.getvalue()
 
 
-@pytest.mark.parametrize(
-    "sent", [SECRET.upper(), SECRET[:-1], SECRET + "5", DIGEST, DIGEST.upper(), "", "5e:5e"]
-)
+@each("sent", [SECRET.upper(), SECRET[:-1], SECRET + "5", DIGEST, DIGEST.upper(), "", "5e:5e"])
 def test_only_the_key_itself_is_accepted(sent: str) -> None:
     """Neither a part of it, nor its hash, which is in the config and the store."""
     authenticator = Authenticator([workspace(SERVER)])
@@ -126,23 +125,15 @@ def test_most_keys_have_no_rules() -> None:
     assert Principal(workspace(PUBLIC), PUBLIC).rules is None
 
 
-@pytest.mark.parametrize(
-    ("origin", "allowed"),
+@each(
+    "origin, allowed",
     [
-        (SHOP, True),
-        ("HTTPS://SHOP.example.com", True),
-        ("https://admin.example.com:8443", True),
-        ("https://admin.example.com", False),
-        (f"{SHOP}:443", False),
-        ("http://shop.example.com", False),
-        ("https://evil.shop.example.com", False),
-        ("https://shop.example.com.evil.com", False),
-        (f"{SHOP}/", False),
-        (f"{SHOP},{SHOP}", False),
-        ("*", False),
-        ("null", False),
-        ("", False),
-        (None, False),
+        *((SHOP, True), ("HTTPS://SHOP.example.com", True)),
+        *(("https://admin.example.com:8443", True), ("https://admin.example.com", False)),
+        *((f"{SHOP}:443", False), ("http://shop.example.com", False)),
+        *(("https://evil.shop.example.com", False), ("https://shop.example.com.evil.com", False)),
+        *((f"{SHOP}/", False), (f"{SHOP},{SHOP}", False), ("*", False), ("null", False)),
+        *(("", False), (None, False)),
     ],
 )
 def test_only_the_exact_origins_may_use_a_key(origin: str | None, allowed: bool) -> None:
@@ -159,13 +150,10 @@ def test_only_the_exact_origins_may_use_a_key(origin: str | None, allowed: bool)
     assert (origin or "no Origin") in caught.value.message
 
 
-@pytest.mark.parametrize(
-    ("origin", "in_query", "allowed"),
+@each(
+    "origin, in_query, allowed",
     [
-        (None, False, True),
-        (None, True, False),
-        (SHOP, False, False),
-        ("null", False, False),
+        *((None, False, True), (None, True, False), (SHOP, False, False), ("null", False, False)),
         (SHOP, True, False),
     ],
 )

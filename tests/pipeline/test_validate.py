@@ -10,6 +10,7 @@ import pytest
 from engage.api import EVENT_TYPES
 from engage.errors import MAX_ERRORS, Problem
 from engage.pipeline.validate import _DEFAULTS
+from support.each import each
 from support.pipeline import SCHEMAS
 
 
@@ -20,8 +21,8 @@ def only(kind: str, value: Any) -> tuple[str, str]:
     return problems[0].pointer, problems[0].message
 
 
-@pytest.mark.parametrize(
-    ("kind", "value", "pointer", "message"),
+@each(
+    "kind, value, pointer, message",
     [
         (
             "track",
@@ -82,8 +83,8 @@ def test_a_problem_has_a_place_and_words(
     assert message in (None, words)
 
 
-@pytest.mark.parametrize(
-    ("kind", "value", "pointer", "message"),
+@each(
+    "kind, value, pointer, message",
     [
         ("track", {"userId": "u", "evnt": "e"}, "/event", "`event` (you sent `evnt`)"),
         ("track", {"user_id": "u", "event": "e"}, "", "`userId` (you sent `user_id`)"),

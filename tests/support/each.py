@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -80,3 +80,10 @@ def each(names: str, cases: Iterable[Any]) -> Callable[[Callable[..., Any]], Any
         return chosen
 
     return decorate
+
+
+def variants(base: Mapping[str, Any] = {}, **members: Iterable[Any]) -> Iterator[dict[str, Any]]:
+    """Yield an object with each value of each member; the other members are those of ``base``."""
+    for name, values in members.items():
+        for value in values:
+            yield {**base, name: value}

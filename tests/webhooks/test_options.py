@@ -16,6 +16,7 @@ import referencing
 from engage.api import ConfigError, ProviderContext, Signing, Translation, WebhookRequest
 from engage.registry import load_plugins
 from engage.webhooks import SecretProvider, options_schema
+from support.each import each
 
 FOLDER = resources.files("engage_schemas").joinpath("plugins/webhooks")
 FILES: dict[str, Any] = {
@@ -40,7 +41,7 @@ def references(schema: Any) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize("name", sorted(PROVIDERS))
+@each("name", sorted(PROVIDERS))
 def test_the_registered_schema_is_the_file_without_references(name: str) -> None:
     registered, file = PROVIDERS[name].schema, FILES[f"{name}.json"]
     assert registered["$id"] == file["$id"]
@@ -113,10 +114,7 @@ class Acme(SecretProvider):
         raise NotImplementedError
 
 
-@pytest.mark.parametrize(
-    ("options", "keys"),
-    [({"key": "0102"}, [b"\1\2"]), ({"key": ["01", "02"]}, [b"\1", b"\2"])],
-)
+@each("options, keys", [({"key": "0102"}, [b"\1\2"]), ({"key": ["01", "02"]}, [b"\1", b"\2"])])
 def test_a_secret_provider_has_a_key_for_each_secret(
     options: Mapping[str, Any], keys: list[bytes]
 ) -> None:
@@ -125,7 +123,7 @@ def test_a_secret_provider_has_a_key_for_each_secret(
     assert provider.credentials() == keys
 
 
-@pytest.mark.parametrize("options", [{}, {"key": ""}, {"key": []}, {"key": ["01", ""]}])
+@each("options", [{}, {"key": ""}, {"key": []}, {"key": ["01", ""]}])
 def test_an_empty_secret_is_refused(options: Mapping[str, Any]) -> None:
     with pytest.raises(ConfigError, match="key: must not be empty"):
         Acme(options, CONTEXT)

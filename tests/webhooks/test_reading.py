@@ -18,13 +18,14 @@ from engage.webhooks import (
     parse_json,
     parse_object,
 )
+from support.each import each
 from support.providers import make, request, signature_vectors
 
 #: Values that are JSON and cannot be stored.
 UNKEEPABLE = ['"\\ud800"', "1" * 20, "-" + "9" * 5000, "1e999", '{"x":[{"\\udfff":1}]}']
 
 
-@pytest.mark.parametrize("value", UNKEEPABLE, ids=len)
+@each("value", UNKEEPABLE)
 def test_an_element_that_cannot_be_stored_is_rejected_alone(value: str) -> None:
     whole = f'[{{"a":1.5,"b":"é"}},{{"a":{value}}},9223372036854775807,{value}]'
     assert parse_json(whole) == [{"a": 1.5, "b": "é"}, None, 9223372036854775807, None]
@@ -34,17 +35,12 @@ def test_an_element_that_cannot_be_stored_is_rejected_alone(value: str) -> None:
     assert parse_object(within, elements="x.y")["x"] == {"y": [1, None]}
 
 
-@pytest.mark.parametrize("value", UNKEEPABLE, ids=len)
-@pytest.mark.parametrize(
-    ("body", "elements"),
+@each("value", UNKEEPABLE)
+@each(
+    "body, elements",
     [
-        ("{}", None),
-        ('{{"x":{}}}', None),
-        ('{{"x":[{}]}}', None),
-        ('{{"x":[1],"y":{}}}', "x"),
-        ('{{"x":[1],"y":[{}]}}', "x"),
-        ('{{"x":{}}}', "x"),
-        ('{{"x":{{"y":{}}}}}', "x.y.z"),
+        *(("{}", None), ('{{"x":{}}}', None), ('{{"x":[{}]}}', None), ('{{"x":[1],"y":{}}}', "x")),
+        *(('{{"x":[1],"y":[{}]}}', "x"), ('{{"x":{}}}', "x"), ('{{"x":{{"y":{}}}}}', "x.y.z")),
     ],
 )
 def test_such_a_value_elsewhere_makes_the_body_invalid(
@@ -54,20 +50,14 @@ def test_such_a_value_elsewhere_makes_the_body_invalid(
         parse_json(body.format(value), elements=elements)
 
 
-@pytest.mark.parametrize(
+@each(
     "body",
     [
-        b'[{"a":1},{"b":"\\ud800"}',
-        b'[{"a":1},{b:"\\ud800"}]',
-        b'[{"a":1},{"b":"\xff"}]',
-        b'[{"a":1},NaN]',
-        b'[{"a":1},-Infinity]',
-        b'[{"a":1},"\\ud800"] x',
-        b"[" * 100_000 + b"]" * 100_000,
-        b'["\\ud800",' + b"[" * 100_000 + b"]" * 100_000 + b"]",
+        *(b'[{"a":1},{"b":"\\ud800"}', b'[{"a":1},{b:"\\ud800"}]', b'[{"a":1},{"b":"\xff"}]'),
+        *(b'[{"a":1},NaN]', b'[{"a":1},-Infinity]', b'[{"a":1},"\\ud800"] x'),
+        *(b"[" * 100_000 + b"]" * 100_000, b'["\\ud800",' + b"[" * 100_000 + b"]" * 100_000 + b"]"),
         b"",
     ],
-    ids=range(9),
 )
 def test_a_body_that_is_not_json_is_invalid(body: bytes) -> None:
     with pytest.raises(PayloadInvalid):
@@ -92,7 +82,7 @@ BATCHES = {
 }
 
 
-@pytest.mark.parametrize("case", BATCHES)
+@each("case", BATCHES)
 def test_a_broken_character_rejects_one_event_of_a_batch(case: str) -> None:
     name = case.partition(" ")[0]
     provider = make(name, signature_vectors(name)[0]["config"])
@@ -123,7 +113,7 @@ def test_a_form_is_decoded_as_urllib_does() -> None:
     assert decoded > 2000
 
 
-@pytest.mark.parametrize("body", [b"a=%", b"%4", b"a=%4g", b"a=1&b=%z1", b"%%41", b"%25%"])
+@each("body", [b"a=%", b"%4", b"a=%4g", b"a=1&b=%z1", b"%%41", b"%25%"])
 def test_an_escape_without_two_hex_digits_is_not_a_form(body: bytes) -> None:
     with pytest.raises(PayloadInvalid):
         form_bytes(body)
@@ -162,20 +152,12 @@ def test_members_of_a_body_are_texts() -> None:
     assert body_members(request(SIGNED)) == []
 
 
-@pytest.mark.parametrize(
+@each(
     "body",
     [
-        b"",
-        b"{not json",
-        b"[]",
-        b'"x"',
-        b"{}",
-        b'{"signature": "x"}',
-        b'{"signature": null}',
-        b'{"signature": {"token": 1}}',
-        b'{"signature": {"token": ""}}',
-        b'{"signature": {"token": ["x"]}}',
-        b'{"signature": {"token": "\\ud800"}}',
+        *(b"", b"{not json", b"[]", b'"x"', b"{}", b'{"signature": "x"}', b'{"signature": null}'),
+        *(b'{"signature": {"token": 1}}', b'{"signature": {"token": ""}}'),
+        *(b'{"signature": {"token": ["x"]}}', b'{"signature": {"token": "\\ud800"}}'),
         b'{"signature": {"token": "x"}, "deep": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     ],
 )

@@ -7,11 +7,11 @@ import json
 import tracemalloc
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engage.console.display.json_text import json_lines, places_of
+from support.each import each
 
 
 def text_of(source: str) -> str:
@@ -19,12 +19,10 @@ def text_of(source: str) -> str:
     return "\n".join("".join(text for _, text in line.tokens) for line in json_lines(source))
 
 
-@pytest.mark.parametrize(
+@each(
     "value",
     [
-        {},
-        [],
-        {"a": {}, "b": [], "c": [[], {}]},
+        *({}, [], {"a": {}, "b": [], "c": [[], {}]}),
         {"event": "x", "n": [1, 2.5, None, True], "deep": {"a": [{"b": 'c,:{}[]\\"'}]}},
         [1, [2, [3]]],
     ],
@@ -90,28 +88,20 @@ TEXT = """{
 }"""
 
 
-@pytest.mark.parametrize(
-    ("pointer", "line"),
+@each(
+    "pointer, line",
     [
-        ("", 1),
-        ("/event", 2),
-        ("/properties", 3),
-        ("/properties/price", 3),
-        ("/properties/products", 4),
-        ("/properties/products/0/sku", 5),
-        ("/properties/products/1", 6),
-        ("/properties/products/1/sku", 6),
-        ("/a~1b~0c", 10),
-        ("/properties/missing", 3),
-        ("/missing", 1),
-        ("/properties/products/9/sku", 4),
+        *(("", 1), ("/event", 2), ("/properties", 3), ("/properties/price", 3)),
+        *(("/properties/products", 4), ("/properties/products/0/sku", 5)),
+        *(("/properties/products/1", 6), ("/properties/products/1/sku", 6), ("/a~1b~0c", 10)),
+        *(("/properties/missing", 3), ("/missing", 1), ("/properties/products/9/sku", 4)),
     ],
 )
 def test_the_line_of_a_pointer(pointer: str, line: int) -> None:
     assert line_of(TEXT, pointer) == line
 
 
-@pytest.mark.parametrize("text", ["", "}", "not json", '{"a"', "[[[[", '"' * 999])
+@each("text", ["", "}", "not json", '{"a"', "[[[[", '"' * 999])
 def test_what_is_not_json_does_no_harm(text: str) -> None:
     assert line_of(text, "/a") == 1
 
