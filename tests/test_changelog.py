@@ -13,6 +13,7 @@ import pytest
 import engage
 from engage_plugins.mongo import schema as mongo
 from engage_plugins.sqlite import schema as sqlite
+from support.each import each
 
 pytestmark = pytest.mark.checkout
 
@@ -97,23 +98,15 @@ def test_a_good_changelog_is_accepted() -> None:
     check(GOOD.replace("not released", "2027-01-03"), "0.3.0", "B")
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
+@each(
+    "before, after",
     [
-        ("0.3.0 (", "0.4.0 ("),
-        ("0.3.0 (", "0.2.0 ("),
-        ("0.3.0 (not released)", "Next"),
-        ("not released", f"2027-01-03, commit {'c' * 40}"),
-        ("not released", "2027-01-03"),
-        (f", commit {'a' * 40}", ""),
-        ("versions: B", "versions: C"),
-        ("0.2.1", "0.3.1"),
-        ("0.2.0 (", "0.2.2 ("),
-        ("versions: A.\n\n### Fixed", "versions: B.\n\n### Fixed"),
-        ("Store versions: A.\n\n### Fixed", "### Fixed"),
-        ("### New", "### Added"),
-        ("- Something.", ""),
-        ("### Fixed", "### Fixed\n\n- Something.\n\n### New"),
+        *(("0.3.0 (", "0.4.0 ("), ("0.3.0 (", "0.2.0 ("), ("0.3.0 (not released)", "Next")),
+        *(("not released", f"2027-01-03, commit {'c' * 40}"), ("not released", "2027-01-03")),
+        *((f", commit {'a' * 40}", ""), ("versions: B", "versions: C"), ("0.2.1", "0.3.1")),
+        *(("0.2.0 (", "0.2.2 ("), ("versions: A.\n\n### Fixed", "versions: B.\n\n### Fixed")),
+        *(("Store versions: A.\n\n### Fixed", "### Fixed"), ("### New", "### Added")),
+        *(("- Something.", ""), ("### Fixed", "### Fixed\n\n- Something.\n\n### New")),
     ],
 )
 def test_a_flaw_is_noticed(before: str, after: str) -> None:

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engage.config import Cors
 from engage.handlers.cors import CorsPolicy
+from support.each import each
 
 ANY = CorsPolicy(Cors())
 LIST = CorsPolicy(Cors(origins=("https://a.example", "null")))
@@ -24,13 +24,13 @@ def test_credentials_are_allowed_only_for_beacons() -> None:
     assert "Access-Control-Allow-Credentials" not in without
 
 
-@pytest.mark.parametrize("origin", ["https://a.example", "HTTPS://A.example", "null"])
+@each("origin", ["https://a.example", "HTTPS://A.example", "null"])
 def test_a_listed_origin_is_echoed(origin: str) -> None:
     assert LIST.headers(origin, credentials=True)["Access-Control-Allow-Origin"] == origin
     assert LIST.headers(origin, credentials=False)["Access-Control-Allow-Origin"] == origin
 
 
-@pytest.mark.parametrize("origin", [None, "", "https://b.example", "https://a.example.b", "*"])
+@each("origin", [None, "", "https://b.example", "https://a.example.b", "*"])
 def test_an_origin_that_is_not_listed_gets_only_vary(origin: str | None) -> None:
     """Caches must know that the answer depends on the origin."""
     for credentials in (True, False):
@@ -49,9 +49,7 @@ def test_a_preflight_allows_what_it_requests() -> None:
     assert not any(name.startswith("Access-Control") for name in refused)
 
 
-@pytest.mark.parametrize(
-    "asked", ["a" * 1025, "a b", "a,,b", "*, é", "x\ty", "authorization;q=1", ","]
-)
+@each("asked", ["a" * 1025, "a b", "a,,b", "*, é", "x\ty", "authorization;q=1", ","])
 def test_a_preflight_with_odd_headers_echoes_nothing(asked: str) -> None:
     got = LIST.preflight("https://a.example", asked, ("POST",), credentials=True)
     assert got["Access-Control-Allow-Headers"] == "authorization, content-type"

@@ -8,12 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engage.errors import ApiError
-from engage.http1.request import (
-    MAX_HEADERS,
-    BadRequestError,
-    Request,
-    check_beginning,
-)
+from engage.http1.request import MAX_HEADERS, BadRequestError, Request, check_beginning
+from support.each import each
 
 PLAIN = (
     b"POST /v1/track?a=b HTTP/1.1\r\nHost: a\r\nX-One: 1\r\nx-one: 2\r\nContent-Length: 5\r\n\r\n"
@@ -29,9 +25,7 @@ def test_a_head_is_parsed() -> None:
     assert not head.expects_continue
 
 
-@pytest.mark.parametrize(
-    ("value", "expects"), [("100-continue", True), ("100-Continue", True), ("x", False)]
-)
+@each("value, expects", [("100-continue", True), ("100-Continue", True), ("x", False)])
 def test_only_100_continue_is_a_known_expectation(value: str, expects: bool) -> None:
     """HTTP/1.0 has no expectations."""
     raw = PLAIN.replace(b"X-One: 1", f"Expect: {value}".encode())
@@ -39,7 +33,7 @@ def test_only_100_continue_is_a_known_expectation(value: str, expects: bool) -> 
     assert not Request(raw.replace(b"HTTP/1.1", b"HTTP/1.0")).expects_continue
 
 
-@pytest.mark.parametrize("digits", [1, 19, 20, 4300, 4301, 60_000])
+@each("digits", [1, 19, 20, 4300, 4301, 60_000])
 def test_the_digits_of_a_length_are_limited(digits: int) -> None:
     """To 19: ``int()`` raises for thousands of them, and leading zeros need not end."""
     raw = PLAIN.replace(b"Content-Length: 5", b"Content-Length: %0*d" % (digits, 5))

@@ -11,6 +11,7 @@ import pytest
 from engage.config import Workspace, WriteKey
 from engage.errors import ApiError
 from engage.keys.auth import Authenticator
+from support.each import each
 from support.pipeline import ACME, OTHER
 
 
@@ -32,17 +33,10 @@ def authenticator() -> Authenticator:
 @pytest.mark.parametrize(
     "header",
     [
-        encoded("key-1:"),
-        encoded("key-1:password"),
-        encoded("key-1:pass:word"),
-        encoded("key-1"),
-        encoded("key-1:").rstrip("="),
-        encoded("key-1").rstrip("="),
-        "Basic key-1",
-        "basic key-1",
-        "BASIC " + encoded("key-1:").removeprefix("Basic "),
-        "Basic   key-1  ",
-        encoded("key-1:é"),
+        *(encoded("key-1:"), encoded("key-1:password"), encoded("key-1:pass:word")),
+        *(encoded("key-1"), encoded("key-1:").rstrip("="), encoded("key-1").rstrip("=")),
+        *("Basic key-1", "basic key-1", "BASIC " + encoded("key-1:").removeprefix("Basic ")),
+        *("Basic   key-1  ", encoded("key-1:é")),
     ],
 )
 def test_a_key_in_the_header_names_the_workspace(authenticator: Authenticator, header: str) -> None:
@@ -63,7 +57,7 @@ def test_the_header_may_use_the_url_safe_alphabet() -> None:
     assert principal.write_key.id == "k"
 
 
-@pytest.mark.parametrize("sent", ["verbatim", "encoded", "encoded with colon"])
+@each("sent", ["verbatim", "encoded", "encoded with colon"])
 def test_a_key_may_be_base64(sent: str) -> None:
     """Keys of Dittofeed are the base64 of ``id:secret``."""
     key = base64.b64encode(b"c4609eb3:294f0b92").decode()
@@ -88,24 +82,10 @@ def test_a_key_may_have_a_colon(text: str) -> None:
 @pytest.mark.parametrize(
     "header",
     [
-        "Bearer",
-        "Bearer key-9",
-        "Bearer " + encoded("key-9:"),
-        "Bearer key-1,",
-        "Bearer\tkey-1",
-        "Digest key-1",
-        "key-1",
-        "Basic",
-        "Basic ",
-        "",
-        "Basic ***",
-        "Basic é",
-        encoded("key-9:"),
-        encoded(":key-1"),
-        "Basic /////w==",
-        encoded("KEY-1:"),
-        encoded("key-1x:"),
-        f"{encoded('key-1:')},{encoded('key-1:')}",
+        *("Bearer", "Bearer key-9", "Bearer " + encoded("key-9:"), "Bearer key-1,"),
+        *("Bearer\tkey-1", "Digest key-1", "key-1", "Basic", "Basic ", "", "Basic ***", "Basic é"),
+        *(encoded("key-9:"), encoded(":key-1"), "Basic /////w==", encoded("KEY-1:")),
+        *(encoded("key-1x:"), f"{encoded('key-1:')},{encoded('key-1:')}"),
     ],
 )
 def test_a_wrong_key_in_the_header_is_final(authenticator: Authenticator, header: str) -> None:
@@ -167,12 +147,8 @@ def test_a_key_may_be_in_the_body(authenticator: Authenticator) -> None:
 @pytest.mark.parametrize(
     ("value", "code"),
     [
-        (None, "missing_write_key"),
-        ("", "missing_write_key"),
-        ("nope", "invalid_write_key"),
-        (5, "invalid_write_key"),
-        (["key-1"], "invalid_write_key"),
-        ({}, "invalid_write_key"),
+        *((None, "missing_write_key"), ("", "missing_write_key"), ("nope", "invalid_write_key")),
+        *((5, "invalid_write_key"), (["key-1"], "invalid_write_key"), ({}, "invalid_write_key")),
         (False, "invalid_write_key"),
     ],
 )

@@ -26,6 +26,7 @@ from engage.keys.effective import (
     shown_rate,
 )
 from engage.upkeep.audit import AUDIT, Actor, read_entry
+from support.each import each
 from support.memory_store import MemoryEvents
 
 ACME = Workspace(
@@ -95,15 +96,11 @@ def test_the_config_wins() -> None:
     assert not any(secret in problem for secret in keys.secrets for problem in keys.problems)
 
 
-@pytest.mark.parametrize(
-    ("body", "disabled"),
+@each(
+    "body, disabled",
     [
-        (b'{"disabled":true}', True),
-        (b'{"disabled":false}', False),
-        (b'{"disabled":0}', True),
-        (b"{}", True),
-        (b"[]", True),
-        (b"?", True),
+        *((b'{"disabled":true}', True), (b'{"disabled":false}', False), (b'{"disabled":0}', True)),
+        *((b"{}", True), (b"[]", True), (b"?", True)),
     ],
 )
 def test_an_override_that_is_not_understood_disables(body: bytes, disabled: bool) -> None:
@@ -113,15 +110,12 @@ def test_an_override_that_is_not_understood_disables(body: bytes, disabled: bool
     assert keys["old"].disabled_in_config
 
 
-@pytest.mark.parametrize(
-    ("body", "disabled", "archived"),
+@each(
+    "body, disabled, archived",
     [
-        ({}, False, False),
-        ({"disabled": False, "archived": False}, False, False),
-        ({"disabled": True}, True, False),
-        ({"disabled": None}, True, False),
-        ({"archived": True}, True, True),
-        ({"archived": "no"}, True, True),
+        *(({}, False, False), ({"disabled": False, "archived": False}, False, False)),
+        *(({"disabled": True}, True, False), ({"disabled": None}, True, False)),
+        *(({"archived": True}, True, True), ({"archived": "no"}, True, True)),
     ],
 )
 def test_the_state_of_a_stored_key(body: dict[str, Any], disabled: bool, archived: bool) -> None:
@@ -163,10 +157,8 @@ async def test_the_options_of_a_key_are_those_of_the_config(store: RecordStore) 
     ("options", "message"),
     [
         ({"kind": "secret"}, "kind: must be one of"),
-        ({"origins": []}, "origins: must not be empty"),
-        ({"origins": ["*"]}, "origins"),
-        ({"origins": ["null"]}, "origins"),
-        ({"origins": ["https://a.example.com/"]}, "origins"),
+        *(({"origins": []}, "origins: must not be empty"), ({"origins": ["*"]}, "origins")),
+        *(({"origins": ["null"]}, "origins"), ({"origins": ["https://a.example.com/"]}, "origins")),
         ({"origins": ["https://a.example.com:"]}, "origins"),
         ({"origins": ["https://:8080"]}, "origins"),
         ({"rate": {"bytes_per_second": 1e-7}}, "rate.bytes_per_second: must be 0 or at least"),
@@ -185,21 +177,15 @@ async def test_an_option_that_is_not_possible_is_refused(
     assert "new" not in await keys_of(store)
 
 
-@pytest.mark.parametrize(
+@each(
     "record",
     [
-        stored("ios", "a" * 32, kind="other"),
-        stored("ios", "a" * 32, kind="server"),
+        *(stored("ios", "a" * 32, kind="other"), stored("ios", "a" * 32, kind="server")),
         stored("ios", "a" * 32, sha256="b" * 64),
         stored("ios", "a" * 32, origins="https://a.example.com"),
-        stored("ios", "a" * 32, operations=[1]),
-        stored("ios", None),
-        stored("ios", ""),
-        stored("ios", "a b"),
-        stored("ios", "a:b"),
-        stored("ios", "a" * 513),
-        stored("i os", "a" * 32),
-        dataclasses.replace(stored("ios", "a"), body=b"[1]"),
+        *(stored("ios", "a" * 32, operations=[1]), stored("ios", None), stored("ios", "")),
+        *(stored("ios", "a b"), stored("ios", "a:b"), stored("ios", "a" * 513)),
+        *(stored("i os", "a" * 32), dataclasses.replace(stored("ios", "a"), body=b"[1]")),
         dataclasses.replace(stored("ios", "a"), body=b"{"),
     ],
 )
@@ -273,12 +259,9 @@ async def test_a_key_is_created(store: RecordStore) -> None:
 @pytest.mark.parametrize(
     ("key_id", "options", "message"),
     [
-        ("website", {}, "already has a key"),
-        ("ios", {}, "already has a key"),
-        ("", {}, "the id of a key"),
-        ("a b", {}, "the id of a key"),
-        ("-a", {}, "the id of a key"),
-        ("a" * 65, {}, "the id of a key"),
+        *(("website", {}, "already has a key"), ("ios", {}, "already has a key")),
+        *(("", {}, "the id of a key"), ("a b", {}, "the id of a key")),
+        *(("-a", {}, "the id of a key"), ("a" * 65, {}, "the id of a key")),
         ("new", {"workspace_id": "nope"}, "workspace 'nope'"),
         ("new", {"name": "x" * 257}, "256 characters"),
     ],
@@ -388,8 +371,8 @@ async def test_many_keys_are_read(store: RecordStore) -> None:
     assert len(await keys_of(store)) == 1102
 
 
-@pytest.mark.parametrize(
-    ("text", "rate"),
+@each(
+    "text, rate",
     [
         ("", {}),
         ("100", {"events_per_second": 100}),
@@ -401,16 +384,12 @@ def test_a_rate_is_a_number_or_names_with_numbers(text: str, rate: dict[str, flo
     assert rate_of(text) == rate_of(shown_rate(rate)) == rate
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
+@each(
+    "text, words",
     [
         # A number with a separator would otherwise mean 0: no limit.
-        ("1,000", "events_per_second twice"),
-        ("burst=5 burst=6", "burst twice"),
-        ("=5", "'=5'"),
-        ("fast", "'fast'"),
-        ("-1", "'-1'"),
-        ("burst=", "'burst='"),
+        *(("1,000", "events_per_second twice"), ("burst=5 burst=6", "burst twice"), ("=5", "'=5'")),
+        *(("fast", "'fast'"), ("-1", "'-1'"), ("burst=", "'burst='")),
     ],
 )
 def test_a_rate_that_can_mean_two_things_is_an_error(text: str, words: str) -> None:

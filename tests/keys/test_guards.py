@@ -10,6 +10,7 @@ import pytest
 from engage.config import Limits, Rate, WriteKey
 from engage.errors import ApiError, key_refused
 from engage.keys.guards import Guard, Guards
+from support.each import each
 
 PUBLIC = "93.184.216.34"
 
@@ -34,8 +35,8 @@ def test_keys_have_no_limit_by_default() -> None:
     assert guard_of({"burst": 5}) is None
 
 
-@pytest.mark.parametrize(
-    ("own", "rate", "passes", "words"),
+@each(
+    "own, rate, passes, words",
     [
         ({}, {"events_per_second": 0.5, "burst": 7}, 7, "0.5 events a second (limits.rate.events"),
         ({}, {"events_per_second": 0.01}, 1, "0.01 events a second"),
@@ -117,8 +118,8 @@ def test_the_default_is_20_a_second() -> None:
     assert found.count(429) > 100
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "same"),
+@each(
+    "one, other, same",
     [
         ("93.184.216.34", "::ffff:93.184.216.34", True),
         ("2606:4700::1", "2606:4700::ffff:1:2:3", True),
@@ -132,11 +133,12 @@ def test_which_addresses_are_one(one: str, other: str, same: bool) -> None:
     assert answers(guards, other, 1) == [429 if same else 401]
 
 
-@pytest.mark.parametrize(
-    "address",
-    ["127.0.0.1", "::1", "10.1.2.3", "192.168.0.1", "fd00::1", "fe80::1%eth0", "169.254.1.1", "",
-     "::ffff:10.0.0.1", "nonsense"],
-)  # fmt: skip
+ADDRESSES = """
+    127.0.0.1 ::1 10.1.2.3 192.168.0.1 fd00::1 fe80::1%eth0 169.254.1.1 ::ffff:10.0.0.1 nonsense
+"""
+
+
+@each("address", ["", *ADDRESSES.split()])
 def test_addresses_that_are_not_public_have_no_limit(address: str) -> None:
     guards = Guards(Limits(rate=Rate(unauthenticated_per_second=0.001)))
     assert set(answers(guards, address, 50)) == {401}

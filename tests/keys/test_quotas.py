@@ -18,6 +18,7 @@ from engage.keys.effective import Key, effective_keys
 from engage.keys.quotas import Quotas, used_up
 from engage.monitoring.history import History
 from engage.monitoring.metrics import Metrics
+from support.each import each
 from support.memory_store import MemoryStore
 
 #: 00:00 UTC.
@@ -199,7 +200,7 @@ async def test_a_clock_that_is_set_back_counts_for_the_day_that_it_shows() -> No
     assert "web" not in process.refused()
 
 
-@pytest.mark.parametrize("step", [DAY_MS, 3 * 3_600_000, 300_000])
+@each("step", [DAY_MS, 3 * 3_600_000, 300_000])
 async def test_a_clock_that_was_wrong_for_a_while_loses_nothing(step: int) -> None:
     process = Process(config({"events_per_day": 100}), MemoryStore(), now=MIDNIGHT + 5000)
     process.stores("web", 60)

@@ -59,7 +59,7 @@ HEADERS = [
 ]
 
 
-@each("header", HEADERS)
+@pytest.mark.parametrize("header", HEADERS)
 def test_a_server_key_is_found_by_its_hash_and_masked_from_then_on(
     log: io.StringIO, header: str
 ) -> None:

@@ -13,6 +13,7 @@ from engage.config import LogConfig
 from engage.log import lag as log_lag
 from engage.log.lag import Lag
 from engage.monitoring.metrics import Metrics
+from support.each import each
 from support.memory_log import MemoryBroker, MemoryLog
 from support.pipeline import make_event
 from support.waiting import eventually
@@ -69,7 +70,7 @@ class Fixture:
         self.broker.inject(record_of(make_event(message_id)))
 
 
-@pytest.mark.parametrize("percent", [1, 50, 100])
+@each("percent", [1, 50, 100])
 async def test_the_bound_is_a_part_of_the_retention(percent: int) -> None:
     """A record as old as the bound is not overdue; one that is a millisecond older is."""
     async with Fixture(percent=percent) as one:

@@ -13,6 +13,7 @@ from engage.errors import ApiError
 from engage.log.letters import letter_of_damage, letter_of_event, shortened_record
 from engage.testing import event
 from engage.testing.factories import letter
+from support.each import each
 
 
 @pytest.mark.parametrize("sent", [None, "2025-01-01T00:00:03Z"])
@@ -40,8 +41,8 @@ READ = ReadRecord(
 )
 
 
-@pytest.mark.parametrize("size", [0, 1, 2, 3, 1000, 1001, 1002, 1003, 50_000])
-@pytest.mark.parametrize("limit", [1200, 1201, 1202, 1203, 1500])
+@each("size", [0, 1, 2, 3, 1000, 1001, 1002, 1003, 50_000])
+@each("limit", [1200, 1201, 1202, 1203, 1500])
 def test_a_letter_is_cut_so_that_it_fits(size: int, limit: int) -> None:
     whole = letter("a", item=b"x" * size, operation="batch", envelope=b"{}")
     record = shortened_record(whole, READ, limit)

@@ -34,14 +34,10 @@ from engage.pipeline.replay import is_delivery, obstacle_of
 from engage.testing import event as bare_event
 from engage.testing.factories import letter
 from engage.upkeep.export import Selection, export
+from support.each import each
 from support.exports import read_store
 from support.loaders import Loading, caught_up, loading, put
-from support.memory_log import (
-    MemoryBroker,
-    MemoryReader,
-    damaged_record,
-    unknown_record,
-)
+from support.memory_log import MemoryBroker, MemoryReader, damaged_record, unknown_record
 from support.memory_store import MemoryEvents, MemoryStore
 from support.sqlite import config_file, open_store
 from support.traffic import expected_users
@@ -372,8 +368,7 @@ async def test_a_broken_store_does_not_turn_events_into_letters(
 
 @pytest.mark.parametrize("origin", ["api", "stripe"])
 async def test_a_letter_that_the_store_fails_with_is_in_the_log_of_dead_letters(
-    origin: str,
-    monkeypatch: pytest.MonkeyPatch,
+    origin: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker, store = MemoryBroker(1), MemoryStore()
     bad, good = letter("bad", origin=origin), letter("good")
@@ -409,9 +404,7 @@ async def test_offsets_without_records_are_committed(monkeypatch: pytest.MonkeyP
         assert broker.committed("engage") == {0: 5}
 
 
-async def test_nothing_is_skipped_while_the_store_is_down(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_nothing_is_skipped_while_the_store_is_down(caplog: pytest.LogCaptureFixture) -> None:
     broker, store = MemoryBroker(), MemoryStore()
     down = True
 
@@ -578,9 +571,7 @@ async def test_the_log_may_be_down(call: str, caplog: pytest.LogCaptureFixture) 
     assert "the log is unavailable; retrying" in caplog.text
 
 
-async def test_an_unexpected_error_of_the_log_is_repeated(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_an_unexpected_error_of_the_log_is_repeated(caplog: pytest.LogCaptureFixture) -> None:
     broker, store = MemoryBroker(), MemoryStore()
 
     def before(name: str) -> None:
@@ -745,7 +736,7 @@ BEYOND = [
 ]
 
 
-@pytest.mark.parametrize("item", WITHIN, ids=range(len(WITHIN)))
+@each("item", WITHIN)
 async def test_a_record_within_the_limits_of_requests_is_stored(item: Event | DeadLetter) -> None:
     broker, store = MemoryBroker(), MemoryStore()
     put(broker, item, *events("last"))
@@ -756,8 +747,8 @@ async def test_a_record_within_the_limits_of_requests_is_stored(item: Event | De
     assert item in found.values()
 
 
-@pytest.mark.parametrize("item", BEYOND, ids=range(len(BEYOND)))
-@pytest.mark.parametrize("appended_at", [1, 9 * 10**15])
+@each("item", BEYOND)
+@each("appended_at", [1, 9 * 10**15])
 async def test_a_record_beyond_the_limits_of_requests_is_damaged(
     item: Event | DeadLetter, appended_at: int
 ) -> None:

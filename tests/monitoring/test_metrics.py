@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client import Histogram as PlainHistogram
 
 from engage.monitoring.metrics import WRITE_BUCKETS, Metrics
 from engage.monitoring.prometheus import registry_of
 from engage.monitoring.refusals import Refusal
+from support.each import each
 
 
 def _lines(metrics: Metrics) -> list[str]:
@@ -105,7 +105,7 @@ def test_an_unknown_type_of_event_does_not_become_a_label() -> None:
     assert metrics.numbers["events"] == {("other", "invalid_payload"): 100}
 
 
-@pytest.mark.parametrize("value", [0, 0.001, 0.0011, 0.3, 30, 31])
+@each("value", [0, 0.001, 0.0011, 0.3, 30, 31])
 def test_histograms_are_as_prometheus_client_makes_them(value: float) -> None:
     metrics, registry = Metrics(), CollectorRegistry()
     seconds = PlainHistogram("engage_write_seconds", "", buckets=WRITE_BUCKETS, registry=registry)

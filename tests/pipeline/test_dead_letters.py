@@ -7,7 +7,6 @@ import dataclasses
 from typing import Any
 
 import orjson
-import pytest
 
 from engage.api import DeadLetter
 from engage.errors import ApiError, Problem
@@ -22,6 +21,7 @@ from engage.pipeline.dead_letters import (
 )
 from engage.pipeline.ids import idempotent_id
 from engage.pipeline.normalise import Arrival, Envelope, normalise
+from support.each import each
 from support.pipeline import NOW, limit, make_event
 
 ERROR = ApiError("invalid_payload", "event: is required", errors=[Problem("/event", "is required")])
@@ -84,9 +84,8 @@ def test_a_dead_letter_has_what_applied_to_its_item() -> None:
     assert envelope_of(batch(context={"x": "x" * (size + 1)})) is None
 
 
-@pytest.mark.parametrize(
-    ("item", "given"),
-    [({}, True), ({"messageId": ""}, True), ({"messageId": "m"}, False), ([], True)],
+@each(
+    "item, given", [({}, True), ({"messageId": ""}, True), ({"messageId": "m"}, False), ([], True)]
 )
 def test_a_dead_letter_has_the_message_id_of_an_idempotency_key(item: Any, given: bool) -> None:
     at = batch("k", context={"a": 1})
@@ -105,7 +104,7 @@ def test_the_id_of_a_letter_does_not_depend_on_its_envelope() -> None:
     assert letter.id == refused(item, ERROR, arrival()).id
 
 
-@pytest.mark.parametrize(
+@each(
     "item", [5, None, [], "x", {"userId": [], "anonymousId": True, "messageId": {}}, {"userId": ""}]
 )
 def test_an_item_that_is_not_an_event_has_no_ids(item: Any) -> None:
@@ -182,8 +181,8 @@ def test_the_id_of_a_conflict_depends_on_what_would_be_stored() -> None:
     assert len({letter.id, *(other.id for other in others)}) == 8
 
 
-@pytest.mark.parametrize(
-    ("sent", "kept"),
+@each(
+    "sent, kept",
     [
         ({}, None),
         ({"originalTimestamp": "2026-11-21T09:00:00Z"}, None),
@@ -246,8 +245,8 @@ def marked(traits: Any, *dropped: Any) -> dict[str, Any]:
     return {**STORED, "traits": traits, "context": {"engage": {"droppedTraits": [*dropped]}}}
 
 
-@pytest.mark.parametrize(
-    ("new", "old", "fields"),
+@each(
+    "new, old, fields",
     [
         ({**STORED, "traits": {"plan": "pro"}}, marked({}, "plan"), []),
         (marked({}, "plan"), {**STORED, "traits": {"plan": "pro"}}, []),
@@ -267,30 +266,24 @@ def test_a_removed_trait_is_not_compared(
     assert compare(new, old) == fields
 
 
-@pytest.mark.parametrize(
+@each(
     "changed",
     [
-        {},
-        {"receivedAt": "2027-01-01T00:00:00.000Z", "timestamp": "x"},
+        *({}, {"receivedAt": "2027-01-01T00:00:00.000Z", "timestamp": "x"}),
         {"context": {"x": 2}, "sentAt": "x", "integrations": {"A": True}},
-        {"properties": {"b": [1.5], "a": 1}},
-        {"traits": {}},
-        {"traits": None},
+        *({"properties": {"b": [1.5], "a": 1}}, {"traits": {}}, {"traits": None}),
     ],
 )
 def test_the_same_event_again_is_a_duplicate(changed: dict[str, Any]) -> None:
     assert compare({**STORED, **changed}) == []
 
 
-@pytest.mark.parametrize(
-    ("changed", "fields"),
+@each(
+    "changed, fields",
     [
-        ({"type": "page"}, ["type"]),
-        ({"userId": "v"}, ["userId"]),
-        ({"anonymousId": "a"}, ["anonymousId"]),
-        ({"groupId": "g"}, ["groupId"]),
-        ({"previousId": "p"}, ["previousId"]),
-        ({"event": "f", "name": "n"}, ["event", "name"]),
+        *(({"type": "page"}, ["type"]), ({"userId": "v"}, ["userId"])),
+        *(({"anonymousId": "a"}, ["anonymousId"]), ({"groupId": "g"}, ["groupId"])),
+        *(({"previousId": "p"}, ["previousId"]), ({"event": "f", "name": "n"}, ["event", "name"])),
         ({"traits": {"a": 1}}, ["traits"]),
         ({"properties": {"a": True, "b": [1.5]}}, ["properties"]),
         ({"properties": {"a": 1.0, "b": [1.5]}}, ["properties"]),

@@ -28,6 +28,7 @@ from engage.api import (
 )
 from engage.config import DEFAULT_LIMITS
 from engage.pipeline.explain import Explained, Submission, describe_change
+from support.each import each
 from support.memory_store import MemoryStore
 from support.pipeline import GOOD, NOW
 from support.replay import Bench, compose, make_bench
@@ -171,7 +172,7 @@ async def test_a_text_of_any_size_is_checked(size: int) -> None:
     assert explained.code == ("event_too_large" if size < 20_000_000 else "body_too_large")
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"\xff", b'{"a":' * 100, b'"text"', b"null"])
+@each("text", [b"", b"{", b"\xff", b'{"a":' * 100, b'"text"', b"null"])
 async def test_a_text_that_is_not_an_event_is_refused(text: bytes) -> None:
     for operation in ("track", "batch", None, "nothing"):
         submission = dataclasses.replace(ACME, operation=operation)
@@ -190,8 +191,8 @@ async def test_a_new_event_happens_now() -> None:
     assert "context" not in explained.event.document()
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
+@each(
+    "change, text",
     [
         (Seen(Kind.USER, "u"), "the user u exists"),
         (Seen(Kind.VISITOR, "v"), "the visitor v exists"),

@@ -13,6 +13,7 @@ import pytest
 from engage.api import StorageUnavailable
 from engage.errors import ApiError
 from engage.pipeline import group_commit
+from support.each import each
 from support.group_commits import Target
 from support.pipeline import turns
 
@@ -89,9 +90,7 @@ async def test_weights_count_instead_of_items() -> None:
     assert target.calls == [["a", "b"], ["c"]]
 
 
-@pytest.mark.parametrize(
-    ("weight", "size", "room"), [(9, 1, True), (10, 1, False), (1, 999, True), (1, 1000, False)]
-)
+@each("weight, size, room", [(9, 1, True), (10, 1, False), (1, 999, True), (1, 1000, False)])
 async def test_a_key_has_room_below_the_limits(weight: int, size: int, room: bool) -> None:
     target = Target(max_weight=10, max_bytes=1000)
     gate = target.hold()
@@ -695,7 +694,7 @@ async def test_close_waits_for_both_calls() -> None:
     assert [request.result() for request in requests] == [["<a>"], ["<b>"], ["<c>"]]
 
 
-@pytest.mark.parametrize("calls", [1, 2, 3])
+@each("calls", [1, 2, 3])
 async def test_every_request_gets_its_results(calls: int) -> None:
     """In whatever order the calls end, and whichever of them fail."""
     chance = random.Random(calls)

@@ -21,6 +21,7 @@ from engage.pipeline import ingest as ingest_module
 from engage.pipeline.ingest import Ingest
 from engage.testing.factories import ids, letter
 from support import sqlite
+from support.each import each
 from support.memory_store import MemoryEvents, MemoryStore
 from support.pipeline import CountingMetrics, make_event, turns
 from support.waiting import eventually
@@ -113,11 +114,7 @@ async def test_observers_get_newly_stored_events() -> None:
         heard.extend(event.message_id for event in events)
 
     ingest = Ingest(
-        store,
-        limits=DEFAULT_LIMITS,
-        write_timeout=30,
-        metrics=CountingMetrics(),
-        stored=stored,
+        store, limits=DEFAULT_LIMITS, write_timeout=30, metrics=CountingMetrics(), stored=stored
     )
     await ingest.submit([make_event("a"), make_event("b"), make_event("a"), make_event("c")], "key")
     await ingest.submit([make_event("a")], "key")
@@ -161,13 +158,11 @@ async def test_events_that_change_very_much_are_written_in_several_writes() -> N
     assert list(chain.from_iterable(store.writes)) == [event.message_id for event in events]
 
 
-@pytest.mark.parametrize(
-    ("weight", "size", "writes"),
+@each(
+    "weight, size, writes",
     [
-        (500, 10, [["a", "b", "other"]]),
-        (501, 10, [["a", "other"], ["b"]]),
-        (1, 2**19 - 500, [["a", "b", "other"]]),
-        (1, 2**19 - 499, [["a", "other"], ["b"]]),
+        *((500, 10, [["a", "b", "other"]]), (501, 10, [["a", "other"], ["b"]])),
+        *((1, 2**19 - 500, [["a", "b", "other"]]), (1, 2**19 - 499, [["a", "other"], ["b"]])),
         (100_000, 10, [["a"], ["other"], ["b"]]),
     ],
 )
@@ -283,10 +278,7 @@ async def test_opening_a_store_is_tried_until_it_succeeds(
     assert (store.closed, store.opened) == (1, opened)
     assert [
         record.message for record in caplog.records if record.name == "engage.pipeline.ingest"
-    ] == [
-        "the storage cannot be opened; retrying: still down",
-        "the storage is open",
-    ]
+    ] == ["the storage cannot be opened; retrying: still down", "the storage is open"]
 
 
 @pytest.mark.parametrize("creates", [True, False])

@@ -23,6 +23,7 @@ from engage.pipeline.normalise import (
     parse_time,
     rfc3339,
 )
+from support.each import each
 from support.pipeline import NOW, SCHEMAS, limit
 
 LIMIT = limit(65536)
@@ -87,7 +88,7 @@ def test_an_event_of_a_delivery_has_no_write_key() -> None:
     assert event.origin == "stripe"
 
 
-@pytest.mark.parametrize("field", ["userId", "anonymousId", "groupId", "previousId"])
+@each("field", ["userId", "anonymousId", "groupId", "previousId"])
 def test_float_ids_are_refused(field: str) -> None:
     """JSON Schema accepts 1.0 as an integer."""
     own = {"groupId": "group", "previousId": "alias"}.get(field, "track")
@@ -243,8 +244,8 @@ def stamped(**fields: Any) -> str:
     return text
 
 
-@pytest.mark.parametrize(
-    ("fields", "timestamp", "original"),
+@each(
+    "fields, timestamp, original",
     [
         ({}, RECEIVED, None),
         (
@@ -292,11 +293,7 @@ def stamped(**fields: Any) -> str:
             "2026-11-21T09:29:50Z",
         ),
         ({"timestamp": "2126-11-21T09:29:50Z"}, RECEIVED, "2126-11-21T09:29:50Z"),
-        (
-            {"timestamp": "1970-01-01T00:00:00Z"},
-            "1970-01-01T00:00:00.000Z",
-            "1970-01-01T00:00:00Z",
-        ),
+        ({"timestamp": "1970-01-01T00:00:00Z"}, "1970-01-01T00:00:00.000Z", "1970-01-01T00:00:00Z"),
         # if the result is outside 1970 to 9999, the original counts
         (
             {"timestamp": "1980-01-01T00:00:00Z", "sentAt": "2060-01-01T00:00:00Z"},
@@ -330,20 +327,13 @@ def test_sent_at_of_the_envelope_is_used() -> None:
     assert event.document()["timestamp"] == RECEIVED
 
 
-@pytest.mark.parametrize("field", ["timestamp", "originalTimestamp", "sentAt"])
-@pytest.mark.parametrize(
+@each("field", ["timestamp", "originalTimestamp", "sentAt"])
+@each(
     "text",
     [
-        "2026-02-30T00:00:00Z",
-        "2025-02-29T12:00:00Z",
-        "2026-04-31T00:00:00Z",
-        "0000-01-01T00:00:00Z",
-        "9999-12-31T23:59:59-14:00",
-        "0001-01-01T00:00:00+00:01",
-        "2026-02-30",
-        "2026-02-30T00:00:00",
-        "2026-02-30 00:00:00",
-        "0000-01-01",
+        *("2026-02-30T00:00:00Z", "2025-02-29T12:00:00Z", "2026-04-31T00:00:00Z"),
+        *("0000-01-01T00:00:00Z", "9999-12-31T23:59:59-14:00", "0001-01-01T00:00:00+00:01"),
+        *("2026-02-30", "2026-02-30T00:00:00", "2026-02-30 00:00:00", "0000-01-01"),
         "0000-01-01T00:00:00",
     ],
 )
@@ -358,8 +348,8 @@ def test_a_time_that_does_not_exist_is_refused(field: str, text: str) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "same"),
+@each(
+    "text, same",
     [
         ("2026-11-21t09:30:00z", "2026-11-21T09:30:00.000Z"),
         ("2026-11-21T09:30:00.1Z", "2026-11-21T09:30:00.100Z"),
@@ -385,19 +375,17 @@ def test_a_time_may_be_written_in_several_ways(text: str, same: str) -> None:
     assert render_time(milliseconds) == same
 
 
-@pytest.mark.parametrize("field", ["timestamp", "originalTimestamp", "sentAt"])
-@pytest.mark.parametrize(
-    ("sent", "stored"),
+@each("field", ["timestamp", "originalTimestamp", "sentAt"])
+@each(
+    "sent, stored",
     [
         ("2026-01-02T03:04:05", "2026-01-02T03:04:05Z"),
         ("2026-01-02t03:04:05", "2026-01-02t03:04:05Z"),
         ("2026-01-02 03:04:05", "2026-01-02T03:04:05Z"),
         ("2026-01-02 03:04:05.123456789", "2026-01-02T03:04:05.123456789Z"),
         ("2026-01-02T03:04:60.5", "2026-01-02T03:04:60.5Z"),
-        ("2026-01-02", "2026-01-02T00:00:00Z"),
-        ("0001-01-01", "0001-01-01T00:00:00Z"),
-        ("9999-12-31T23:59:59", "9999-12-31T23:59:59Z"),
-        (0, "1970-01-01T00:00:00.000Z"),
+        *(("2026-01-02", "2026-01-02T00:00:00Z"), ("0001-01-01", "0001-01-01T00:00:00Z")),
+        *(("9999-12-31T23:59:59", "9999-12-31T23:59:59Z"), (0, "1970-01-01T00:00:00.000Z")),
         (1_767_323_045, "2026-01-02T03:04:05.000Z"),
         (1_767_323_045_678, "2026-01-02T03:04:05.678Z"),
         (99_999_999_999, "5138-11-16T09:46:39.000Z"),
@@ -422,7 +410,7 @@ def test_times_below_the_fields_of_an_event_stay_as_sent() -> None:
     assert document["context"] == document["properties"] == values
 
 
-@pytest.mark.parametrize("number", [1.0, 1e3, -0.0, 1_767_323_045.0])
+@each("number", [1.0, 1e3, -0.0, 1_767_323_045.0])
 def test_a_number_with_a_fraction_is_no_time(number: float) -> None:
     """JSON Schema takes 1.0 for an integer."""
     for field in ("timestamp", "originalTimestamp", "sentAt"):

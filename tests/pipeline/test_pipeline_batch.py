@@ -21,6 +21,7 @@ from engage.pipeline import items as steps
 from engage.pipeline.items import Items
 from engage.pipeline.normalise import parse_time
 from engage.pipeline.pipeline import ENVELOPE_BYTES
+from support.each import each
 from support.pipeline import BAD, GOOD, error_of, make_core, send_batch, send_event
 
 if TYPE_CHECKING:
@@ -84,9 +85,7 @@ async def test_a_batch_is_stored() -> None:
 TYPES = "must be one of identify, track, page, screen, group, alias"
 
 
-@pytest.mark.parametrize(
-    "error", [OverflowError("too large"), ZeroDivisionError(), KeyError("_id")]
-)
+@each("error", [OverflowError("too large"), ZeroDivisionError(), KeyError("_id")])
 async def test_an_event_with_which_the_storage_fails_costs_itself_only(error: Exception) -> None:
     """All others of the batch are stored; it is a rejected item, and a dead letter."""
 
@@ -153,9 +152,9 @@ async def test_what_is_refused_by_the_storage_is_kept_as_it_was_sent(encoding: E
     assert kept["message_id_conflict"]["timestamp"] == items[0]["timestamp"]
 
 
-@pytest.mark.parametrize("full", [False, True])
-@pytest.mark.parametrize(
-    ("items", "codes"),
+@each("full", [False, True])
+@each(
+    "items, codes",
     [
         ([BAD, 5], ["invalid_payload", "invalid_payload"]),
         ([{**GOOD, "x": "y" * 70_000}], ["event_too_large"]),
@@ -251,8 +250,8 @@ async def test_a_strict_batch_keeps_no_dead_letter_when_a_transform_fails() -> N
     assert [letter.reason for letter in core.letters] == ["transform_failed"]
 
 
-@pytest.mark.parametrize(
-    ("more", "pointer"),
+@each(
+    "more, pointer",
     [
         ({"batch": None}, "/batch"),
         ({"batch": {}}, "/batch"),
@@ -286,7 +285,7 @@ async def test_the_envelope_applies_to_each_item() -> None:
     assert "writeKey" not in document
 
 
-@pytest.mark.parametrize(
+@each(
     "sent_at",
     [
         *("yesterday", "2026-02-30T00:00:00Z", "2026-02-30", "20260101", {}, "", "1767225610"),
@@ -301,9 +300,7 @@ async def test_an_unparsable_time_of_the_envelope_is_ignored(sent_at: Any) -> No
     assert "sentAt" not in document
 
 
-@pytest.mark.parametrize(
-    "sent_at", [1_767_225_610, 1_767_225_610_000, "2026-01-01T00:00:10", "2026-01-01 00:00:10"]
-)
+@each("sent_at", [1_767_225_610, 1_767_225_610_000, "2026-01-01T00:00:10", "2026-01-01 00:00:10"])
 async def test_a_time_of_the_envelope_may_have_all_forms(sent_at: Any) -> None:
     core = make_core()
     await send_batch(
@@ -317,7 +314,7 @@ async def test_a_time_of_the_envelope_may_have_all_forms(sent_at: Any) -> None:
     assert orjson.loads(letter.envelope or b"") == {"sentAt": document["sentAt"]}
 
 
-@pytest.mark.parametrize("time", [1_767_225_600, 1_767_225_600_000, "2026-01-01 00:00:00.5"])
+@each("time", [1_767_225_600, 1_767_225_600_000, "2026-01-01 00:00:00.5"])
 async def test_a_repeated_time_of_another_form_is_a_duplicate(time: Any) -> None:
     core = make_core()
     item = {**GOOD, "messageId": "m", "timestamp": time}

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import orjson
-import pytest
 
 from engage.config import WriteKey
 from engage.keys.auth import Principal
+from support.each import each
 from support.pipeline import ACME, Core, make_core, send_batch, send_event
 
 SECRET = "5e" * 16
@@ -32,8 +32,8 @@ def mark(*names: str) -> dict[str, Any]:
     return {"engage": {"droppedTraits": [*names]}}
 
 
-@pytest.mark.parametrize(
-    ("operation", "sent", "traits", "context"),
+@each(
+    "operation, sent, traits, context",
     [
         ("identify", {"traits": {"plan": "pro", "a": 1}}, {"a": 1}, mark("plan")),
         ("identify", {"traits": {"plan": None}}, {}, mark("plan")),
@@ -62,12 +62,7 @@ def mark(*names: str) -> dict[str, Any]:
         # A client cannot write what the server writes.
         ("track", {"event": "E", "context": mark("a") | {"b": 1}}, None, {"b": 1}),
         ("track", {"event": "E", "context": {"engage": "x"}}, None, {}),
-        (
-            "identify",
-            {"traits": {"plan": 1, "a": 1}, "context": mark("a")},
-            {"a": 1},
-            mark("plan"),
-        ),
+        ("identify", {"traits": {"plan": 1, "a": 1}, "context": mark("a")}, {"a": 1}, mark("plan")),
     ],
 )
 async def test_what_a_public_key_sets(

@@ -12,12 +12,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from engage.config import DEFAULT_LIMITS
 from engage.errors import ApiError
 from engage.pipeline.decode import decode_json
 from engage.pipeline.normalise import Arrival, Envelope, normalise
+from support.each import each
 from support.pipeline import NOW, SCHEMAS, limit
 
 CASES = json.loads((Path(__file__).parents[1] / "data" / "stored_events.json").read_bytes())
@@ -48,7 +47,7 @@ def stored(case: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("number", range(len(CASES)))
+@each("number", range(len(CASES)))
 def test_an_item_is_stored_as_before(number: int) -> None:
     case = CASES[number]
     expected = {name: case[name] for name in ("body", "event", "error") if name in case}

@@ -18,6 +18,7 @@ from engage.api import MAX_USERS, Page, ProfileStore, StorageUnavailable
 from engage.errors import ApiError
 from engage.keys.links import STEP, subscription_hash
 from engage.pipeline.subscriptions import Source, Subscriptions
+from support.each import each
 from support.memory_store import MemoryEvents, MemoryStore, MemorySubscriptions
 from support.pipeline import ACME, NOW, SECRET, error_of, make_core
 
@@ -110,7 +111,7 @@ async def test_the_hash_chooses_among_several_users() -> None:
     assert [change.user_id for change in store.changes] == ["u-1"]
 
 
-@pytest.mark.parametrize("count", [1, 100, 101, 600, 5_101, 20_000])
+@each("count", [1, 100, 101, 600, 5_101, 20_000])
 async def test_every_user_with_the_address_is_tried(count: int) -> None:
     """Anyone with a public write key can make users with the address of another person. The link of
     that person must work all the same, wherever it is among them."""
@@ -298,15 +299,10 @@ async def test_a_user_named_by_id_is_not_looked_up() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"hash": "0" * 64},
-        {"hash": "é"},
-        {"workspaceId": "nope"},
+        *({"hash": "0" * 64}, {"hash": "é"}, {"workspaceId": "nope"}),
         {"workspaceId": "other"},  # that workspace has no secret
-        {"identifierKey": "name"},
-        {"identifier": "bob@example.com"},
-        {"identifier": "   "},
-        {"identifierKey": "phone"},
-        {"hash": "0" * 64, "changes": {"nope": True}},
+        *({"identifierKey": "name"}, {"identifier": "bob@example.com"}, {"identifier": "   "}),
+        *({"identifierKey": "phone"}, {"hash": "0" * 64, "changes": {"nope": True}}),
     ],
 )
 async def test_every_wrong_credential_has_the_same_answer(
@@ -331,7 +327,7 @@ async def test_an_undeclared_identifier_is_not_looked_up() -> None:
     assert store.searches == []
 
 
-@pytest.mark.parametrize("user_id", [1.0, 1.5, True, " ", [], {}])
+@each("user_id", [1.0, 1.5, True, " ", [], {}])
 async def test_a_value_that_is_not_an_id_is_invalid(user_id: Any) -> None:
     error = await refused(store_with_users(), body(userId=user_id))
     assert (error.status, error.code) == (400, "invalid_payload")
@@ -394,7 +390,7 @@ async def test_a_form_is_the_same_as_json(words: tuple[str, str]) -> None:
         assert len(store.changes) == 1
 
 
-@pytest.mark.parametrize("before", ["", " \r\n", "\ufeff"])
+@each("before", ["", " \r\n", "\ufeff"])
 async def test_json_may_have_the_content_type_of_a_form(before: str) -> None:
     """As from ``curl -d``."""
     store = store_with_users()
@@ -403,14 +399,13 @@ async def test_json_may_have_the_content_type_of_a_form(before: str) -> None:
     assert state["news"] is True
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
+@each(
+    "more, message",
     [
         ("changes[news]=true", "changes[news]: is in the form more than once"),
         ("changes%5Bnews%5D=false", "changes[news]: is in the form more than once"),
         ("identifier=eve%40example.com", "identifier: is in the form more than once"),
-        ("=x", "a field of the form has no name"),
-        ("=", "a field of the form has no name"),
+        *(("=x", "a field of the form has no name"), ("=", "a field of the form has no name")),
         ("changes[offers]=on", 'changes[offers]: must be true, false, 1 or 0, not "on"'),
         ("changes[offers]=TRUE", 'changes[offers]: must be true, false, 1 or 0, not "TRUE"'),
         ("changes[offers]=true%00", "changes[offers]: must be true, false"),
@@ -422,8 +417,7 @@ async def test_json_may_have_the_content_type_of_a_form(before: str) -> None:
         ("changes=true", "changes: must be changes[<group>]"),
         ("changes.offers=true", "changes.offers: must be changes[<group>]"),
         ("x=%zz", "a % is not followed by two hex digits"),
-        ("x=%", "a % is not followed by two hex digits"),
-        ("%E9=x", "the body is not UTF-8"),
+        *(("x=%", "a % is not followed by two hex digits"), ("%E9=x", "the body is not UTF-8")),
         ("&".join(f"x{n}=" for n in range(1000)), "too many fields"),
         ("userId=" + "u" * 513, "userId: is too long"),
     ],

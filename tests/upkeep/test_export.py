@@ -15,16 +15,8 @@ from engage.testing.factories import TIME, event, identify, letter
 from engage.testing.memory_store import MemoryEvents, MemoryStore
 from engage.testing.storage.suppressions import suppression
 from engage.upkeep import export as upkeep_export
-from engage.upkeep.export import (
-    ATTEMPTS,
-    KINDS,
-    MAX_PAGE,
-    PAGE,
-    Kind,
-    Selection,
-    all_pages,
-    export,
-)
+from engage.upkeep.export import ATTEMPTS, KINDS, MAX_PAGE, PAGE, Kind, Selection, all_pages, export
+from support.each import each
 
 
 async def lines(store: EventStore, kind: Kind, **selection: Any) -> list[dict[str, Any]]:
@@ -246,7 +238,7 @@ async def test_dead_letters_are_exported() -> None:
     assert await lines(store, "dead-letters", since=TIME + 5) == [second]
 
 
-@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"events"}))
+@each("kind", sorted(set(KINDS) - {"events"}))
 async def test_a_kind_that_the_storage_lacks_is_an_error(kind: Kind) -> None:
     with pytest.raises(EngageError, match="the configured storage does not store "):
         await lines(MemoryEvents(), kind)

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import pytest
-
 from engage.console.display.formats import one_line, percent, plural, size, span
+from support.each import each
 
 
-@pytest.mark.parametrize(
-    ("part", "whole", "shown"),
+@each(
+    "part, whole, shown",
     [(0, 5, "0"), (1, 1, "100"), (1, 3, "33"), (1, 200, "0.5"), (999, 1000, "100")],
 )
 def test_a_share_is_a_short_number(part: int, whole: int, shown: str) -> None:
@@ -22,21 +21,18 @@ def test_a_count_has_the_right_noun() -> None:
     assert plural(2000, "reply", "replies") == "2\u202f000 replies"
 
 
-@pytest.mark.parametrize(
-    ("seconds", "shown"),
+@each(
+    "seconds, shown",
     [(0, "0 s"), (119.4, "119 s"), (120, "2 min"), (7200, "2 h"), (604_800, "7 days")],
 )
 def test_a_duration_has_one_unit(seconds: float, shown: str) -> None:
     assert span(seconds) == shown.replace(" ", "\u202f")
 
 
-@pytest.mark.parametrize(
-    ("count", "shown"),
+@each(
+    "count, shown",
     [
-        (1023, "1023 bytes"),
-        (1536, "1.5 KiB"),
-        (1_024_000, "1000 KiB"),
-        (5 << 20, "5 MiB"),
+        *((1023, "1023 bytes"), (1536, "1.5 KiB"), (1_024_000, "1000 KiB"), (5 << 20, "5 MiB")),
         (1023 << 30, "1023 GiB"),
     ],
 )

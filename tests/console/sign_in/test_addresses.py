@@ -5,19 +5,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from engage.config import ConsoleConfig
 from engage.console.sign_in.addresses import Addresses
+from support.each import each
 
 
-@pytest.mark.parametrize(
-    ("config", "url"),
+@each(
+    "config, url",
     [
-        ({}, "http://127.0.0.1:8081"),
-        ({"host": "0.0.0.0"}, "http://127.0.0.1:8081"),
-        ({"host": "::"}, "http://[::1]:8081"),
-        ({"host": "::1"}, "http://[::1]:8081"),
+        *(({}, "http://127.0.0.1:8081"), ({"host": "0.0.0.0"}, "http://127.0.0.1:8081")),
+        *(({"host": "::"}, "http://[::1]:8081"), ({"host": "::1"}, "http://[::1]:8081")),
         ({"host": "console.lan"}, "http://console.lan:8081"),
         ({"public_url": "https://ops.example.com/engage"}, "https://ops.example.com/engage"),
     ],

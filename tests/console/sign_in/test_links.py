@@ -15,6 +15,7 @@ from engage.console.data.reader import Reader
 from engage.console.sign_in import links as links_module
 from engage.console.sign_in.links import Links, hash_of, link_record, link_url, new_token
 from support.console import BrokenStore, Clock
+from support.each import each
 from support.memory_store import MemoryStore
 
 
@@ -85,8 +86,8 @@ async def test_a_store_that_does_not_answer_knows_no_link() -> None:
     assert not await Links(store, Reader(5.0)).exists(new_token())
 
 
-@pytest.mark.parametrize(
-    ("url", "config", "start"),
+@each(
+    "url, config, start",
     [
         ("http://127.0.0.1:8081", {}, r"http://[0-9a-f]{16}\.localhost:8081"),
         ("http://[::1]:8081", {"host": "::1"}, r"http://[0-9a-f]{16}\.localhost:8081"),

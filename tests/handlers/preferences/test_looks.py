@@ -19,6 +19,7 @@ from engage.config import load
 from engage.config.colors import READABLE, contrast
 from engage.handlers.preferences.looks import LOGO_BYTES, Look, Looks
 from support.commands import run
+from support.each import each
 from support.server_process import SQLITE
 
 LANGUAGES = ["ar", "de", "en", "es", "fr", "pt"]
@@ -55,7 +56,7 @@ def shown(one: Look, **values: Any) -> str:
     return one.page(words=words, heading="H", **{**common, **lists, **values}).decode()
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
+@each("language", LANGUAGES)
 def test_every_language_has_every_text_with_its_placeholders(language: str) -> None:
     def places(text: str) -> list[str]:
         return sorted(re.findall(r"\{\w+\}", text))
@@ -146,10 +147,8 @@ def test_texts_of_the_operator_replace_and_add(write: Write, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("Dutch.json", "{}", "is not named by a language"),
-        ("nl.json", "{", "cannot be read"),
-        ("nl.json", b"\xff", "cannot be read"),
-        ("nl.json", "[]", "must be a JSON object"),
+        *(("Dutch.json", "{}", "is not named by a language"), ("nl.json", "{", "cannot be read")),
+        *(("nl.json", b"\xff", "cannot be read"), ("nl.json", "[]", "must be a JSON object")),
         ("nl.json", '{"titel": "x"}', "there is no text 'titel'"),
         ("nl.json", '{"title": 5}', "title must be a string"),
         ("nl.json", '{"dir": "left"}', 'dir must be "ltr" or "rtl"'),

@@ -13,6 +13,7 @@ from engage.api import Status, StorageIncompatible, StorageMissing, StorageUnava
 from engage_plugins.kafka.client import Cluster, TooFewBrokers
 from engage_plugins.kafka.topics import NewTopic, retention, wanted, weaknesses
 from support import kafka
+from support.each import each
 from support.kafka_log import make_log, opened, record, topic_name, until
 
 #: A setting that allows acknowledged events to be lost, and what the message names.
@@ -34,7 +35,7 @@ def safe() -> dict[str, str]:
     return dict(wanted("t", max_value=1)[0].settings)
 
 
-@pytest.mark.parametrize(("changed", "named"), WEAK)
+@each("changed, named", WEAK)
 def test_a_weak_setting_is_named(changed: dict[str, str], named: str) -> None:
     (found,) = weaknesses("t", {**safe(), **changed}, replicas=3)
     assert found.startswith(f"t has {named}: ")
@@ -225,9 +226,7 @@ def test_a_dead_letter_that_its_topic_does_not_take_is_refused(
     """The limit is that of the topic of dead letters, which may be lower. It is named."""
     topic = topic_name()
     dead = kafka_nodes.make_topic(
-        f"{topic}.dead",
-        partitions=1,
-        config={"max.message.bytes": "100000", "retention.ms": "-1"},
+        f"{topic}.dead", partitions=1, config={"max.message.bytes": "100000", "retention.ms": "-1"}
     )
     large = record("x" * 200_000)
 
