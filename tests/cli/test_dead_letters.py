@@ -371,15 +371,13 @@ def test_letters_are_deleted(stored: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("show", "--workspace", "acme"),
-        ("replay", "--workspace", "acme"),
+        *(("show", "--workspace", "acme"), ("replay", "--workspace", "acme")),
         ("replay", "--workspace", "acme", "no-id"),
         ("replay", "--workspace", "acme", "--all", "0" * 32),
         ("replay", "--workspace", "acme", "--reason", "x", "0" * 32),
         ("delete", "--workspace", "acme"),
         ("delete", "--workspace", "acme", "--reason", "x", "0" * 32),
-        ("check", "--type", "nothing", "-"),
-        ("check", "a", "b"),
+        *(("check", "--type", "nothing", "-"), ("check", "a", "b")),
     ],
 )
 def test_wrong_usage_is_status_2(stored: Path, arguments: tuple[str, ...]) -> None:

@@ -63,14 +63,9 @@ def test_a_query_that_is_not_utf_8_gets_a_page(client: httpx.Client, name: str) 
 @pytest.mark.parametrize(
     ("target", "location"),
     [
-        ("keys?route=1&self=2&query=3", "keys?route=1&self=2&query=3"),
-        ("//[", "./"),
-        ("http://[", "./"),
-        ("ключ", "./"),
-        ("//evil.example/keys", "./"),
-        ("https:keys", "./"),
-        ("letter/check", "./"),
-        ("\\\\evil.example", "./"),
+        *(("keys?route=1&self=2&query=3", "keys?route=1&self=2&query=3"), ("//[", "./")),
+        *(("http://[", "./"), ("ключ", "./"), ("//evil.example/keys", "./"), ("https:keys", "./")),
+        *(("letter/check", "./"), ("\\\\evil.example", "./")),
         ("keys?id=%0d%0aSet-Cookie:a=b", "keys?id=%0D%0ASet-Cookie%3Aa%3Db"),
         ("events.ndjson?user=ann", "events.ndjson?user=ann"),
     ],

@@ -458,10 +458,8 @@ async def test_a_change_is_a_503_if_the_loaders_are_behind_and_a_401_if_not(
     "changed",
     [
         {"identifierKey": "id", "identifier": "ann", "hash": "0" * 64},
-        {"userId": "ann", "hash": "0" * 64},
-        {"identifierKey": "plan", "hash": "0" * 64},
-        {"workspaceId": "other", "hash": "0" * 64},
-        {"identifier": " ", "hash": "0" * 64},
+        *({"userId": "ann", "hash": "0" * 64}, {"identifierKey": "plan", "hash": "0" * 64}),
+        *({"workspaceId": "other", "hash": "0" * 64}, {"identifier": " ", "hash": "0" * 64}),
     ],
     ids=str,
 )

@@ -206,14 +206,11 @@ def test_one_click_stops_the_group_of_the_link(server: Server, name: str) -> Non
 @pytest.mark.parametrize(
     ("workspace", "group", "left"),
     [
-        ("acme", "news", {"product", "delivery"}),
-        ("acme", "", set()),
+        *(("acme", "news", {"product", "delivery"}), ("acme", "", set())),
         ("acme", "delivery", {"news", "product"}),
         # The group is not in the config any more: the safe side is to stop all.
-        ("acme", "removed", set()),
-        ("channel", "news", {"delivery"}),
-        ("channel", "delivery", {"news", "product"}),
-        ("channel", "", set()),
+        *(("acme", "removed", set()), ("channel", "news", {"delivery"})),
+        *(("channel", "delivery", {"news", "product"}), ("channel", "", set())),
     ],
 )
 def test_what_one_click_stops(server: Server, workspace: str, group: str, left: set[str]) -> None:
@@ -227,11 +224,8 @@ def test_what_one_click_stops(server: Server, workspace: str, group: str, left: 
 @pytest.mark.parametrize(
     ("kind", "body"),
     [
-        (FORM, b""),
-        (FORM, b"sub=0&s=news"),
-        (FORM, b"List-Unsubscribe=Two-Click"),
-        (FORM, b"List-Unsubscribe"),
-        (FORM, b"\xff=%ff"),
+        *((FORM, b""), (FORM, b"sub=0&s=news"), (FORM, b"List-Unsubscribe=Two-Click")),
+        *((FORM, b"List-Unsubscribe"), (FORM, b"\xff=%ff")),
         ("application/json", b'{"List-Unsubscribe": "One-Click"}'),
         multipart(declared="b", used="b", field="Unsubscribe"),
         ("multipart/form-data; boundary=b", b"List-Unsubscribe=One-Click"),
@@ -565,15 +559,10 @@ def test_a_page_of_ones_own_reads_the_choices(server: Server) -> None:
 @pytest.mark.parametrize(
     ("lang", "accepted", "found"),
     [
-        ("", "", "en"),
-        ("de", "fr", "de"),
-        ("de-AT", "fr", "de"),
-        ("xx", "fr-CA,en;q=0.5", "fr"),
-        ("", "nl, pt-BR;q=0.8, es;q=0.9", "es"),
-        ("", "nl;q=1, ar;q=0.1", "ar"),
-        ("", "fr;q=0, de;q=0.2", "de"),
-        ("", "*, de;q=x;q=1, ;;;", "en"),
-        ("../../etc", "", "en"),
+        *(("", "", "en"), ("de", "fr", "de"), ("de-AT", "fr", "de")),
+        *(("xx", "fr-CA,en;q=0.5", "fr"), ("", "nl, pt-BR;q=0.8, es;q=0.9", "es")),
+        *(("", "nl;q=1, ar;q=0.1", "ar"), ("", "fr;q=0, de;q=0.2", "de")),
+        *(("", "*, de;q=x;q=1, ;;;", "en"), ("../../etc", "", "en")),
     ],
 )
 def test_the_language_is_that_of_the_link_or_the_browser(

@@ -102,12 +102,8 @@ async def test_a_client_that_waits_for_100_continue_gets_it() -> None:
 @pytest.mark.parametrize(
     ("version", "connection", "kept"),
     [
-        ("1.1", "", None),
-        ("1.1", "close", "close"),
-        ("1.1", "Close, x", "close"),
-        ("1.1", "keep-alive", None),
-        ("1.0", "", "close"),
-        ("1.0", "Keep-Alive", "keep-alive"),
+        *(("1.1", "", None), ("1.1", "close", "close"), ("1.1", "Close, x", "close")),
+        *(("1.1", "keep-alive", None), ("1.0", "", "close"), ("1.0", "Keep-Alive", "keep-alive")),
     ],
 )
 async def test_version_and_header_decide_whether_a_connection_stays(
@@ -144,10 +140,8 @@ async def test_answers_without_a_length_are_sent() -> None:
 @pytest.mark.parametrize(
     ("target", "uri"),
     [
-        ("/echo?a=b", b"/echo?a=b"),
-        ("http://example.com/echo/x", b"/echo/x"),
-        ("HTTPS://example.com/echo?y", b"/echo?y"),
-        ("*", b"*"),
+        *(("/echo?a=b", b"/echo?a=b"), ("http://example.com/echo/x", b"/echo/x")),
+        *(("HTTPS://example.com/echo?y", b"/echo?y"), ("*", b"*")),
     ],
 )
 async def test_a_target_may_have_any_form(target: str, uri: bytes) -> None:

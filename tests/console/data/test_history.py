@@ -114,10 +114,8 @@ HOUR = 60 * MINUTE
 @pytest.mark.parametrize(
     ("starts", "started", "stopped"),
     [
-        ([], NOON + MINUTE, False),
-        ([0], NOON, False),
-        ([5 * MINUTE, 0], NOON - 5 * MINUTE, True),
-        ([3 * HOUR, 0], NOON - 3 * HOUR, True),
+        *(([], NOON + MINUTE, False), ([0], NOON, False)),
+        *(([5 * MINUTE, 0], NOON - 5 * MINUTE, True), ([3 * HOUR, 0], NOON - 3 * HOUR, True)),
         ([59 * MINUTE], NOON - 59 * MINUTE, True),
     ],
 )
