@@ -48,10 +48,7 @@ sdk.group("g-1", {name: "Unit"});
 sdk.alias("u-2", "u-1");
 """
 FIVE = (
-    ("identify", None),
-    ("track", "Order Completed"),
-    ("page", "Home"),
-    ("group", None),
+    *(("identify", None), ("track", "Order Completed"), ("page", "Home"), ("group", None)),
     ("alias", None),
 )
 SEGMENT = """

@@ -34,12 +34,8 @@ KEY_ID = "website-of-the-second-largest-customer-in-the-north-of-the-land0"
 assert len(KEY_ID) == 64
 #: Event names of 1024 characters: one word, words, right to left, emoji. Then short ones.
 NAMES = [
-    "W" * 1024,
-    ("Checkout Completed " * 60)[:1024].strip(),
-    ("اكتمل الطلب " * 100)[:1024].strip(),
-    ("🛒 🎉 " * 300)[:1024].strip(),
-    "Order",
-    "✓",
+    *("W" * 1024, ("Checkout Completed " * 60)[:1024].strip()),
+    *(("اكتمل الطلب " * 100)[:1024].strip(), ("🛒 🎉 " * 300)[:1024].strip(), "Order", "✓"),
 ]
 PEOPLE = ["u" * 512, "ann@example.com", "מִשְׁתַּמֵּשׁ " * 20 + "!", "👩‍👩‍👧" * 60, "7", "a-" + "0f3b" * 9]
 #: The message id of the longest event.

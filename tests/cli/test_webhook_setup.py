@@ -27,14 +27,7 @@ from support.http_client import Answer, RawClient, listening
 from support.provider_senders import SENDERS, Header, webhooks_table
 
 #: Services that show their secret only after the URL is entered there.
-SHOWS_SECRET_LATER = {
-    "customerio",
-    "mailchimp",
-    "resend",
-    "sendgrid",
-    "standard-webhooks",
-    "stripe",
-}
+SHOWS_SECRET_LATER = set("customerio mailchimp resend sendgrid standard-webhooks stripe".split())
 BASE = """
 [server]
 public_url = "https://events.example.com"

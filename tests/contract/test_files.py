@@ -75,10 +75,8 @@ async def test_a_browser_that_opens_the_server_gets_a_page(
         assert (b'href="http://127.0.0.1:8081"' in page.body) == ("8081" in console and not public)
         assert KEY.encode() not in page.body
         for path, method, headers in (
-            ("/", "GET", {}),
-            ("/", "GET", {"Accept": "*/*"}),
-            ("/", "GET", {"Accept": "application/json"}),
-            ("/", "POST", BROWSER),
+            *(("/", "GET", {}), ("/", "GET", {"Accept": "*/*"})),
+            *(("/", "GET", {"Accept": "application/json"}), ("/", "POST", BROWSER)),
             ("/other", "GET", BROWSER),
         ):
             other = await server.send(path, method=method, key=None, headers=headers)

@@ -155,16 +155,11 @@ async def test_a_server_key_needs_no_hash(tmp_path: Path) -> None:
 async def test_the_batch_has_a_hash_for_its_items(tmp_path: Path) -> None:
     async with verifying(tmp_path) as server:
         items = [
-            event("u"),
-            event("another"),
-            event("another", hash_of("another")),
-            event("u", hash_of("another")),
-            event("u", context={"userHash": None, "x": 1}),
-            {"type": "nothing", "userId": "another"},
-            {"type": "track", "userId": "another"},
+            *(event("u"), event("another"), event("another", hash_of("another"))),
+            *(event("u", hash_of("another")), event("u", context={"userHash": None, "x": 1})),
+            *({"type": "nothing", "userId": "another"}, {"type": "track", "userId": "another"}),
             {"type": "track", "userId": "u", "messageId": "invalid"},
-            {"type": "track", "anonymousId": "v", "event": "E"},
-            "no event",
+            *({"type": "track", "anonymousId": "v", "event": "E"}, "no event"),
         ]
         context = {"userHash": hash_of("u"), "locale": "de"}
         answer = await server.send("/v1/batch", {"batch": items, "context": context})

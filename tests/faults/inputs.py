@@ -25,30 +25,10 @@ from support.server_process import KEY
 #: One of these takes the place of a value.
 VALUES: Sequence[Any] = (
     *(None, True, False, 0, -1, 1.5, 1e308, float("nan"), float("inf"), 2**53 + 1, 2**63, 10**30),
-    *(
-        "",
-        " ",
-        "a" * 300,
-        "\0",
-        "\ud800",
-        "é\u202e",
-        "\U0001f680" * 80,
-        "x" * 40_000,
-        "x" * 110_000,
-        "$a.b",
-    ),
-    *("2026-01-01T00:00:00Z", "9999-12-31T23:59:59.999+14:00", "0000-00-00", "1700000000000"),
-    *(
-        [],
-        {},
-        [[]],
-        [None] * 300,
-        {"": ""},
-        {"$where": 1},
-        {"__proto__": {"a": 1}},
-        {"a": {"b": 1}},
-    ),
-    {str(number): number for number in range(600)},
+    *("", " ", "a" * 300, "\0", "\ud800", "é\u202e", "\U0001f680" * 80, "x" * 40_000),
+    *("x" * 110_000, "$a.b", "2026-01-01T00:00:00Z", "9999-12-31T23:59:59.999+14:00", "0000-00-00"),
+    *("1700000000000", [], {}, [[]], [None] * 300, {"": ""}, {"$where": 1}),
+    *({"__proto__": {"a": 1}}, {"a": {"b": 1}}, {str(number): number for number in range(600)}),
 )
 NAMES: Sequence[str] = (
     *("userId", "anonymousId", "messageId", "traits", "context", "type", "timestamp", "sentAt"),
@@ -56,81 +36,23 @@ NAMES: Sequence[str] = (
 )
 #: Bytes that are inserted into requests.
 TOKENS: Sequence[bytes] = (
-    *(
-        b"\r\n",
-        b"\n",
-        b"\r",
-        b"\r\n\r\n",
-        b"\0",
-        b" ",
-        b"\t",
-        b":",
-        b"%00",
-        b"%zz",
-        b"\xff",
-        b"\x80",
-    ),
-    *(
-        b"HTTP/1.1",
-        b"HTTP/2.0",
-        b"HTTP/1.0",
-        b"Transfer-Encoding: chunked\r\n",
-        b"GET ",
-        b"//",
-        b"?",
-    ),
-    *(
-        b"Content-Length: 5\r\n",
-        b"Content-Length: 18446744073709551616\r\n",
-        b"Content-Length: -1\r\n",
-    ),
-    *(
-        b"Transfer-Encoding: gzip, chunked\r\n",
-        b"Expect: 100-continue\r\n",
-        b"Host: b\r\n",
-        b"0\r\n\r\n",
-    ),
-    *(
-        b"ffffffffffffffff\r\n",
-        b"5;a=b\r\nabcde\r\n",
-        b"X: " + b"y" * 9000 + b"\r\n",
-        b"[" * 3000,
-        b"&=;",
-    ),
-    *(
-        b"Upgrade: h2c\r\n",
-        b"Connection: close\r\n",
-        b" folded\r\n",
-        b"Origin: null\r\n",
-        b"\xef\xbb\xbf",
-    ),
+    *(b"\r\n", b"\n", b"\r", b"\r\n\r\n", b"\0", b" ", b"\t", b":", b"%00", b"%zz", b"\xff"),
+    *(b"\x80", b"HTTP/1.1", b"HTTP/2.0", b"HTTP/1.0", b"Transfer-Encoding: chunked\r\n", b"GET "),
+    *(b"//", b"?", b"Content-Length: 5\r\n", b"Content-Length: 18446744073709551616\r\n"),
+    *(b"Content-Length: -1\r\n", b"Transfer-Encoding: gzip, chunked\r\n"),
+    *(b"Expect: 100-continue\r\n", b"Host: b\r\n", b"0\r\n\r\n", b"ffffffffffffffff\r\n"),
+    *(b"5;a=b\r\nabcde\r\n", b"X: " + b"y" * 9000 + b"\r\n", b"[" * 3000, b"&=;"),
+    *(b"Upgrade: h2c\r\n", b"Connection: close\r\n", b" folded\r\n", b"Origin: null\r\n"),
+    b"\xef\xbb\xbf",
 )
 HEADERS: Sequence[str] = (
-    *(
-        "Origin: https://shop.example.com",
-        "Origin: null",
-        "Sec-Fetch-Mode: cors",
-        "X-Strict-Mode: 1",
-    ),
-    *(
-        "Idempotency-Key: k1",
-        "Idempotency-Key: \xff",
-        "X-Request-Id: a b",
-        "X-Request-Id: from-client",
-    ),
-    *("Accept-Encoding: gzip", "Accept-Language: de, ar;q=0.5", "Content-Type: text/plain"),
-    *(
-        "Content-Type: application/json; charset=utf-16",
-        "Content-Type: multipart/form-data",
-        "X: \x80",
-    ),
-    *(
-        "X-Forwarded-For: 1.2.3.4",
-        "User-Agent: " + "u" * 600,
-        "If-None-Match: *",
-        "Range: bytes=0-1",
-    ),
-    *("Cookie: a=b", "Expect: 100-continue", "Referer: https://a.example/?q=\xe9", "TE: trailers"),
+    *("Origin: https://shop.example.com", "Origin: null", "Sec-Fetch-Mode: cors"),
+    *("X-Strict-Mode: 1", "Idempotency-Key: k1", "Idempotency-Key: \xff", "X-Request-Id: a b"),
+    *("X-Request-Id: from-client", "Accept-Encoding: gzip", "Accept-Language: de, ar;q=0.5"),
+    *("Content-Type: text/plain", "Content-Type: application/json; charset=utf-16"),
+    *("Content-Type: multipart/form-data", "X: \x80", "X-Forwarded-For: 1.2.3.4"),
+    *("User-Agent: " + "u" * 600, "If-None-Match: *", "Range: bytes=0-1", "Cookie: a=b"),
+    *("Expect: 100-continue", "Referer: https://a.example/?q=\xe9", "TE: trailers"),
 )
 #: Further keys, each with rules.
 KEYS = ("k-of-a-shop", "k-for-tracks", "k-disabled", "k-limited", "k-of-a-server", "k-verifying")

@@ -268,13 +268,9 @@ class _Wire(asyncio.Transport):
 _PIECES = [
     request(b"abc"),
     request(b"3\r\nabc\r\n0\r\n\r\n", length=False, headers={"Transfer-Encoding": "chunked"}),
-    request(None, method="GET"),
-    request(None, method="HEAD"),
-    request(b"x", headers={"X-Refuse": "1"}),
-    request(b"x", headers={"Expect": "100-continue"}),
-    request(b"x", headers={"Connection": "close"}),
-    request(b"x" * 3000),
-    b"\r\n",
+    *(request(None, method="GET"), request(None, method="HEAD")),
+    *(request(b"x", headers={"X-Refuse": "1"}), request(b"x", headers={"Expect": "100-continue"})),
+    *(request(b"x", headers={"Connection": "close"}), request(b"x" * 3000), b"\r\n"),
 ]
 
 

@@ -49,13 +49,9 @@ def log() -> Iterator[io.StringIO]:
 
 
 HEADERS = [
-    f"Basic {encoded(SECRET + ':')}",
-    f"Bearer {encoded(SECRET + ':')}",
-    f"Basic {encoded(SECRET + ':password')}",
-    f"Basic {encoded(SECRET)}",
-    f"basic {encoded(SECRET + ':').rstrip('=')}",
-    f"Basic {SECRET}",
-    f"Bearer {SECRET}",
+    *(f"Basic {encoded(SECRET + ':')}", f"Bearer {encoded(SECRET + ':')}"),
+    *(f"Basic {encoded(SECRET + ':password')}", f"Basic {encoded(SECRET)}"),
+    *(f"basic {encoded(SECRET + ':').rstrip('=')}", f"Basic {SECRET}", f"Bearer {SECRET}"),
 ]
 
 

@@ -713,8 +713,7 @@ def of_size(size: int, **fields: Any) -> Event:
 
 LIMITS = DEFAULT_LIMITS
 WITHIN = [
-    event("m", properties=nested(LIMITS.json_depth)),
-    of_size(LIMITS.event_bytes),
+    *(event("m", properties=nested(LIMITS.json_depth)), of_size(LIMITS.event_bytes)),
     of_size(LIMITS.event_bytes + 1, origin="stripe"),
     of_size(LIMITS.webhook_event_bytes, origin="stripe"),
     dataclasses.replace(event("m"), received_at=MAX_TIME, timestamp=0),
@@ -723,15 +722,13 @@ WITHIN = [
     letter("l", item=b"[" * 100_000),
 ]
 BEYOND = [
-    event("m", properties=nested(LIMITS.json_depth + 1)),
-    event("m", properties=nested(250)),
+    *(event("m", properties=nested(LIMITS.json_depth + 1)), event("m", properties=nested(250))),
     dataclasses.replace(event("m"), body=b'{"a":' + b"[" * 1000 + b"]" * 1000 + b"}"),
     of_size(LIMITS.event_bytes + STAMP + 1),
     of_size(LIMITS.webhook_event_bytes + STAMP + 1, origin="stripe"),
     dataclasses.replace(event("m"), received_at=MAX_TIME + 1),
     dataclasses.replace(event("m"), received_at=9 * 10**15),
-    dataclasses.replace(event("m"), timestamp=-1),
-    letter("l", received_at=9 * 10**15),
+    *(dataclasses.replace(event("m"), timestamp=-1), letter("l", received_at=9 * 10**15)),
     letter("l", received_at=-1),
 ]
 

@@ -69,9 +69,7 @@ async def test_one_call_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_commit, "GROUP_BYTES", 50)
     target = Target(group_weight=3)
     requests = [
-        target.submit("a", "b"),
-        target.submit("c", "d"),
-        target.submit("e", size=30),
+        *(target.submit("a", "b"), target.submit("c", "d"), target.submit("e", size=30)),
         target.submit("f", size=30),
         target.submit("g", "h", "i", "j", size=100),  # a single request may be larger
     ]

@@ -221,14 +221,8 @@ def test_an_idempotency_key_makes_message_ids() -> None:
     assert message_id("k") == message_id("k")
     assert uuid.UUID(message_id("k")).version == 5
     ids = [
-        message_id("k"),
-        message_id("k", 1),
-        message_id("l"),
-        message_id("k", workspace="other"),
-        message_id("k1"),
-        message_id("k", 11),
-        message_id("k1", 1),
-        message_id(None),
+        *(message_id("k"), message_id("k", 1), message_id("l"), message_id("k", workspace="other")),
+        *(message_id("k1"), message_id("k", 11), message_id("k1", 1), message_id(None)),
     ]
     assert len(set(ids)) == len(ids)
     own = make("track", {"userId": "u", "event": "e", "messageId": "m"}, idempotency_key="k")

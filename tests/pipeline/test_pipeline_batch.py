@@ -31,14 +31,9 @@ if TYPE_CHECKING:
 async def test_a_batch_is_stored() -> None:
     core = make_core()
     items = [
-        {**GOOD, "messageId": "a"},
-        BAD,
-        5,
-        {**GOOD, "messageId": "a"},
-        {**GOOD, "type": "identify", "messageId": "b"},
-        {**GOOD, "type": "Track"},
-        {**GOOD, "type": {}},
-        {"userId": "u"},
+        *({**GOOD, "messageId": "a"}, BAD, 5, {**GOOD, "messageId": "a"}),
+        *({**GOOD, "type": "identify", "messageId": "b"}, {**GOOD, "type": "Track"}),
+        *({**GOOD, "type": {}}, {"userId": "u"}),
     ]
     result = await send_batch(core, items)
     answer = orjson.loads(batch_answer(result))

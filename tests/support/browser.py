@@ -36,12 +36,8 @@ def bundles() -> Path:
             shutil.copy(source, project)
             done = subprocess.run(
                 [
-                    node(),
-                    project / "node_modules/esbuild/bin/esbuild",
-                    project / source.name,
-                    "--bundle",
-                    "--format=iife",
-                    "--log-level=warning",
+                    *(node(), project / "node_modules/esbuild/bin/esbuild", project / source.name),
+                    *("--bundle", "--format=iife", "--log-level=warning"),
                     f"--outfile={folder / source.name}",
                 ],
                 capture_output=True,
@@ -106,16 +102,9 @@ class Browser:
         assert driver, "chromedriver is not installed: apt-get install chromium chromium-driver"
         options.binary_location = binary
         for flag in (
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-dev-shm-usage",
-            "--disable-quic",
-            "--no-first-run",
-            "--disable-background-networking",
-            "--disable-component-update",
-            "--disable-sync",
-            f"--user-data-dir={profile}",
+            *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
+            *("--disable-quic", "--no-first-run", "--disable-background-networking"),
+            *("--disable-component-update", "--disable-sync", f"--user-data-dir={profile}"),
         ):
             options.add_argument(flag)
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})

@@ -85,36 +85,29 @@ def signed(envelope: Mapping[str, Any], key: rsa.RSAPrivateKey = KEY) -> dict[st
 
 #: URLs that are not of SNS in the region of the topic, or have other parts than host, path, query.
 ELSEWHERE: tuple[Any, ...] = (
-    "http://sns.eu-west-1.amazonaws.com/SimpleNotificationService-0a.pem",
-    "https://evil.example/SimpleNotificationService-0a.pem",
-    "https://sns.s3.amazonaws.com/SimpleNotificationService-0a.pem",
-    "https://sns.s3-us-west-2.amazonaws.com/SimpleNotificationService-0a.pem",
-    "https://sns.eu-west-1.s3.amazonaws.com/SimpleNotificationService-0a.pem",
-    "https://sns.us-east-1.amazonaws.com/SimpleNotificationService-0a.pem",  # not the topic's
-    "https://sns.eu-west-1.amazonaws.com.cn/SimpleNotificationService-0a.pem",  # not China
-    "https://SNS.EU-WEST-1.AMAZONAWS.COM/SimpleNotificationService-0a.pem",
-    "https://sns.eu-west-1.amazonaws.com.evil.example/SimpleNotificationService-0a.pem",
-    "https://sns.eu-west-1.amazonaws.com./SimpleNotificationService-0a.pem",
-    "https://sns.eu-west-1.amazonaws.com:443/SimpleNotificationService-0a.pem",
-    "https://sns.eu-west-1.amazonaws.com:8443/SimpleNotificationService-0a.pem",
-    "https://sns.eu-west-1.amazonaws.com@evil.example/SimpleNotificationService-0a.pem",
-    "https://user:pass@sns.eu-west-1.amazonaws.com/SimpleNotificationService-0a.pem",
-    "https://evil.example\\@sns.eu-west-1.amazonaws.com/SimpleNotificationService-0a.pem",
-    "https://evil.example#@sns.eu-west-1.amazonaws.com/SimpleNotificationService-0a.pem",
-    "https://sns.eu-west-1.amazonaws.com\n/SimpleNotificationService-0a.pem",
+    *(
+        f"{start}/SimpleNotificationService-0a.pem"
+        for start in (
+            *("http://sns.eu-west-1.amazonaws.com", "https://evil.example"),
+            *("https://sns.s3.amazonaws.com", "https://sns.s3-us-west-2.amazonaws.com"),
+            "https://sns.eu-west-1.s3.amazonaws.com",
+            # Another region than that of the topic, and China.
+            *("https://sns.us-east-1.amazonaws.com", "https://sns.eu-west-1.amazonaws.com.cn"),
+            "https://SNS.EU-WEST-1.AMAZONAWS.COM",
+            "https://sns.eu-west-1.amazonaws.com.evil.example",
+            *("https://sns.eu-west-1.amazonaws.com.", "https://sns.eu-west-1.amazonaws.com:443"),
+            "https://sns.eu-west-1.amazonaws.com:8443",
+            "https://sns.eu-west-1.amazonaws.com@evil.example",
+            "https://user:pass@sns.eu-west-1.amazonaws.com",
+            "https://evil.example\\@sns.eu-west-1.amazonaws.com",
+            "https://evil.example#@sns.eu-west-1.amazonaws.com",
+            *("https://sns.eu-west-1.amazonaws.com\n", " https://sns.eu-west-1.amazonaws.com"),
+            *("https:///sns.eu-west-1.amazonaws.com", "https:sns.eu-west-1.amazonaws.com"),
+            *("//sns.eu-west-1.amazonaws.com", "https://sns.eu-west-1.amazonaws。com"),
+            *("https://sns.eu-west-1%2eamazonaws.com", "https://169.254.169.254", "https://[::1]"),
+            "https://localhost",
+        )
+    ),
     "https://sns.eu-west-1.amazonaws.com/SimpleNotificationService-0a.pem\n",
-    " https://sns.eu-west-1.amazonaws.com/SimpleNotificationService-0a.pem",
-    "https:///sns.eu-west-1.amazonaws.com/SimpleNotificationService-0a.pem",
-    "https:sns.eu-west-1.amazonaws.com/SimpleNotificationService-0a.pem",
-    "//sns.eu-west-1.amazonaws.com/SimpleNotificationService-0a.pem",
-    "https://sns.eu-west-1.amazonaws。com/SimpleNotificationService-0a.pem",
-    "https://sns.eu-west-1%2eamazonaws.com/SimpleNotificationService-0a.pem",
-    "https://169.254.169.254/SimpleNotificationService-0a.pem",
-    "https://[::1]/SimpleNotificationService-0a.pem",
-    "https://localhost/SimpleNotificationService-0a.pem",
-    "file:///etc/passwd",
-    "",
-    None,
-    7,
-    ["https://sns.eu-west-1.amazonaws.com/SimpleNotificationService-0a.pem"],
+    *("file:///etc/passwd", "", None, 7, [f"{HOST}/SimpleNotificationService-0a.pem"]),
 )

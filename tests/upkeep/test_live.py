@@ -277,11 +277,7 @@ def test_a_row_shows_hostile_text_harmlessly_and_in_bounds() -> None:
     assert row.name.startswith("\\u202egnp.exe")
     assert len(row.name) <= 200
     for item in (
-        b"\xff\xfe",
-        b"[" * 1000,
-        b"12",
-        b'{"type":5,"event":["x"]}',
-        b'{"event":"a\\u0000"}',
+        *(b"\xff\xfe", b"[" * 1000, b"12", b'{"type":5,"event":["x"]}', b'{"event":"a\\u0000"}'),
     ):
         made = row_of_letter(letter(1, item))
         assert "\x00" not in made.name

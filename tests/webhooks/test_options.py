@@ -49,12 +49,8 @@ def test_the_registered_schema_is_the_file_without_references(name: str) -> None
     option = next(iter(file["examples"][0]))
     samples = [
         *file["examples"],
-        {},
-        {option: ""},
-        {option: []},
-        {option: ["a", ""]},
-        {**file["examples"][0], "unknown": 1},
-        {**file["examples"][0], "basic_user": "a:b"},
+        *({}, {option: ""}, {option: []}, {option: ["a", ""]}),
+        *({**file["examples"][0], "unknown": 1}, {**file["examples"][0], "basic_user": "a:b"}),
         {**file["examples"][0], "header": "a b"},
         {**file["examples"][0], "public_url": "ftp://x"},
     ]

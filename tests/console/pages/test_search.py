@@ -103,26 +103,15 @@ async def test_a_filter_finds_the_beginning_of_a_name_or_an_id(kind: str, tmp_pa
     async with console_on(kind, tmp_path) as (store, client):
         await send(store)
         for field, typed, wanted in (
-            ("name", "order", ["m-nul", "m-order"]),
-            ("name", "ORDER C", ["m-order"]),
-            ("name", "заказ", ["m-other"]),
-            ("name", "completed", []),
-            ("name", '"order"', []),
-            ("name", '"Order Completed"', ["m-order"]),
-            ("name", "50%", ["m-quote"]),
-            ("name", "50_", []),
-            ("name", "order\u202eelif", ["m-nul"]),
-            ("name", "<", ["m-right"]),
-            ("name", "O", ["m-nul", "m-order"]),
-            ("name", "x" * 20_000, []),
-            ("user", "aNN", ["m-other", "m-order"]),
-            ("user", '"Ann"', ["m-order"]),
-            ("user", '"', ["m-quote"]),
-            ("user", '""Ann""', ["m-quote"]),
-            ("user", "visit-", ["m-right", "m-order"]),
-            ("user", "שלום", ["m-right"]),
-            ("user", "A\0", ["m-nul"]),
-            ("user", " ", []),
+            *(("name", "order", ["m-nul", "m-order"]), ("name", "ORDER C", ["m-order"])),
+            *(("name", "заказ", ["m-other"]), ("name", "completed", []), ("name", '"order"', [])),
+            *(("name", '"Order Completed"', ["m-order"]), ("name", "50%", ["m-quote"])),
+            *(("name", "50_", []), ("name", "order\u202eelif", ["m-nul"])),
+            *(("name", "<", ["m-right"]), ("name", "O", ["m-nul", "m-order"])),
+            *(("name", "x" * 20_000, []), ("user", "aNN", ["m-other", "m-order"])),
+            *(("user", '"Ann"', ["m-order"]), ("user", '"', ["m-quote"])),
+            *(("user", '""Ann""', ["m-quote"]), ("user", "visit-", ["m-right", "m-order"])),
+            *(("user", "שלום", ["m-right"]), ("user", "A\0", ["m-nul"]), ("user", " ", [])),
             ("user", "", [*reversed(SENT)]),
         ):
             answer = await client.get("events", params={field: typed})
@@ -303,14 +292,10 @@ async def test_the_search_explains_what_it_cannot_find(kind: str, tmp_path: Path
     async with console_on(kind, tmp_path) as (store, client):
         await send(store)
         for text, words in (
-            ("", "What are you looking for?"),
-            (" \t ", "What are you looking for?"),
-            ("nothing", "Nothing was found for “nothing”"),
-            ("z", "Nothing was found for “z”"),
-            ("%", "Nothing was found for “%”"),
-            (".*", "Nothing was found for “.*”"),
-            ("<b>x", "Nothing was found for “<b>x”"),
-            ("\0", "Nothing was found for “\\u0000”"),
+            *(("", "What are you looking for?"), (" \t ", "What are you looking for?")),
+            *(("nothing", "Nothing was found for “nothing”"), ("z", "Nothing was found for “z”")),
+            *(("%", "Nothing was found for “%”"), (".*", "Nothing was found for “.*”")),
+            *(("<b>x", "Nothing was found for “<b>x”"), ("\0", "Nothing was found for “\\u0000”")),
             ("\u202ez", "Nothing was found for “\\u202ez”"),
             ("ж" * 6_000, "Nothing was found for"),
         ):
