@@ -35,6 +35,7 @@ from engage.upkeep import export as upkeep_export
 from engage_plugins.sqlite.store import SqliteStorage
 from support.commands import run
 from support.distributions import distribution
+from support.each import each
 from support.sqlite import config_file, open_store
 
 COMMANDS = [
@@ -93,7 +94,7 @@ def stored(tmp_path: Path) -> Path:
 
 
 # ---------------------------------------------------------------------------------------- general
-@pytest.mark.parametrize("command", COMMANDS)
+@each("command", COMMANDS)
 def test_every_command_has_help_with_an_example(command: str) -> None:
     result = run(*command.split(), "--help")
     assert result.exit_code == 0
@@ -108,12 +109,7 @@ def test_help_and_version_are_printed() -> None:
     assert result.exit_code == 0
     groups = re.findall(r"^(\S.*):\n((?:  .*\n)+)", result.stdout, re.MULTILINE)
     titles = [title for title, _ in groups]
-    assert titles == [
-        "Options",
-        "Set up and run",
-        "Events and users",
-        "Keys, webhooks and sign-in",
-    ]
+    assert titles == ["Options", "Set up and run", "Events and users", "Keys, webhooks and sign-in"]
     for command in COMMANDS:
         assert sum(f"  {command.split()[0]} " in lines for _, lines in groups) == 1
     assert "..." not in str(groups), "a summary that was cut"
@@ -129,7 +125,7 @@ def test_the_summaries_of_a_group_are_whole(group: str) -> None:
     assert "..." not in commands
 
 
-@pytest.mark.parametrize(
+@each(
     "arguments",
     [
         *(("nothing",), ("export",), ("export", "stars"), ("export", "events", "--limit", "0")),
@@ -374,7 +370,7 @@ def test_an_odd_config_path_is_one_line(tmp_path: Path) -> None:
         assert problem in result.stderr, path
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     ["a = 1" + "0" * 5000, "[[workspaces]]\nid = 1979-99-99", "a = 1e999999\n" * 2, "a=" * 9],
 )

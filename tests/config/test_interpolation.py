@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from engage.config.interpolation import resolve
+from support.each import each
 
 
 def test_values_come_from_the_environment_and_from_files(tmp_path: Path) -> None:
@@ -37,8 +36,8 @@ def test_a_file_may_have_an_absolute_path(tmp_path: Path) -> None:
     assert (resolved, problems) == ({"a": "s"}, [])
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
+@each(
+    "text, problem",
     [
         ("${MISSING}", "the environment variable MISSING is not set"),
         ("${EMPTY}", "the environment variable EMPTY is empty"),
@@ -62,6 +61,6 @@ def test_a_reference_that_cannot_be_resolved_names_the_key(
     (tmp_path / "newline").write_text("\n")
     (tmp_path / "binary").write_bytes(b"\xff")
     (tmp_path / "large").write_bytes(b"x" * (1024 * 1024 + 1))
-    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder").mkdir(exist_ok=True)
     _, problems = resolve({"a": [{"b": text}]}, tmp_path, {"EMPTY": "", "A-B": "x"})
     assert problems == [f"a[0].b: {problem}"]

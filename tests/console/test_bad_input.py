@@ -17,6 +17,7 @@ from engage.api import DeadLetterStore, EventStore
 from engage.testing.factories import event, identify, letter
 from support import console_data
 from support.console import browser, console_url, make_link, on_store, signed_in
+from support.each import each
 from support.server_process import Server
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the console is a child process")
@@ -36,10 +37,8 @@ def client(server: Server) -> Iterator[httpx.Client]:
         yield one
 
 
-@pytest.mark.parametrize(
-    "cursor", ["", " ", "\0", "zz", "[1]", "[18446744073709551615,1]", "a\0b", "1.z", "é"]
-)
-@pytest.mark.parametrize(
+@each("cursor", ["", " ", "\0", "zz", "[1]", "[18446744073709551615,1]", "a\0b", "1.z", "é"])
+@each(
     "path",
     ["events?before=", "events.ndjson?before=", "rejected?before=", "users?after=", "audit?after="],
 )
@@ -52,7 +51,7 @@ def test_a_cursor_that_the_store_did_not_make_is_an_error_of_the_link(
     assert "not one of the console" in answer.text
 
 
-@pytest.mark.parametrize("name", ["q", "workspace", "id", "name"])
+@each("name", ["q", "workspace", "id", "name"])
 def test_a_query_that_is_not_utf_8_gets_a_page(client: httpx.Client, name: str) -> None:
     for route in ("search", "events", "event", "user"):
         answer = client.get(f"{route}?{name}=%ff")
@@ -60,8 +59,8 @@ def test_a_query_that_is_not_utf_8_gets_a_page(client: httpx.Client, name: str) 
         assert "</html>" in answer.text
 
 
-@pytest.mark.parametrize(
-    ("target", "location"),
+@each(
+    "target, location",
     [
         *(("keys?route=1&self=2&query=3", "keys?route=1&self=2&query=3"), ("//[", "./")),
         *(("http://[", "./"), ("ключ", "./"), ("//evil.example/keys", "./"), ("https:keys", "./")),
@@ -92,7 +91,7 @@ def test_a_file_with_a_null_byte_in_its_name_is_not_there(server: Server) -> Non
 STRANGE = [" a", "a ", "a\x01b", "a\tb", "a\u202eb", "x\u2028", "%00", "a+b&c=d", "../x"]
 
 
-@pytest.mark.parametrize("name", STRANGE)
+@each("name", STRANGE)
 def test_an_id_of_a_client_can_be_opened(server: Server, client: httpx.Client, name: str) -> None:
     event = {"userId": name, "messageId": name, "event": name}
     assert server.post("/v1/track", event).status_code == 200
@@ -194,8 +193,8 @@ def strangers(server: Server) -> Server:
     return server
 
 
-@pytest.mark.parametrize("name", ENVELOPES)
-@pytest.mark.parametrize("route", ["letter/check", "letter/replay"])
+@each("name", ENVELOPES)
+@each("route", ["letter/check", "letter/replay"])
 def test_a_damaged_envelope_gets_a_page(
     strangers: Server, client: httpx.Client, name: str, route: str
 ) -> None:
@@ -212,8 +211,8 @@ def test_a_damaged_envelope_gets_a_page(
 MOST = 8
 
 
-@pytest.mark.parametrize("name", ITEMS)
-@pytest.mark.parametrize("kind", ["api", "hook"])
+@each("name", ITEMS)
+@each("kind", ["api", "hook"])
 def test_what_a_letter_shows_is_bounded_with_its_indentation(
     strangers: Server, client: httpx.Client, kind: str, name: str
 ) -> None:
@@ -232,7 +231,7 @@ def test_what_a_letter_shows_is_bounded_with_its_indentation(
     assert len(page.content) < MOST * 2**20 + 7 * len(ITEMS[name])
 
 
-@pytest.mark.parametrize("name", ["wide", "large", "deep-and-wide"])
+@each("name", ["wide", "large", "deep-and-wide"])
 def test_what_an_event_and_a_user_show_is_bounded_with_its_indentation(
     strangers: Server, client: httpx.Client, name: str
 ) -> None:
@@ -245,7 +244,7 @@ def test_what_an_event_and_a_user_show_is_bounded_with_its_indentation(
     assert len(user.content) < MOST * 2**20
 
 
-@pytest.mark.parametrize("at", [9 * 10**15, -(10**14), -1])
+@each("at", [9 * 10**15, -(10**14), -1])
 def test_a_letter_with_an_impossible_time_gets_pages(
     strangers: Server, client: httpx.Client, at: int
 ) -> None:

@@ -20,6 +20,7 @@ from engage.upkeep.audit import Actor
 from engage.upkeep.backups import record_backup
 from support.commands import run
 from support.console import CONSOLE, on_store, signed_in
+from support.each import each
 from support.server_process import KEY, Server, kind_of, start_server
 from support.waiting import wait_for
 
@@ -124,8 +125,8 @@ def test_a_rotation_makes_a_second_key_and_says_when_the_old_one_is_idle(
     assert "rot-3" in change(client, "rotate", "rot-2").text
 
 
-@pytest.mark.parametrize(
-    ("action", "key_id", "words"),
+@each(
+    "action, key_id, words",
     [
         *(("create", "site", "site"), ("create", "a b", "letters"), ("create", "", "id")),
         *(("disable", "missing", "missing"), ("rotate", "missing", "missing")),

@@ -21,6 +21,7 @@ from engage.console.application import MAX_BODY_BYTES, MAX_STRANGERS_BODY_BYTES,
 from engage.console.base import ConsoleHandler
 from engage.console.headers import CONTENT_SECURITY_POLICY
 from support.console import CONSOLE, browser, console_url, make_link, signed_in
+from support.each import each
 from support.server_process import Server, start_server
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the console is a child process")
@@ -58,7 +59,7 @@ FOREIGN = [
 ]
 
 
-@pytest.mark.parametrize("headers", FOREIGN, ids=str)
+@each("headers", FOREIGN)
 def test_a_form_of_a_foreign_page_changes_nothing(
     server: Server, url: str, headers: dict[str, str]
 ) -> None:
@@ -106,11 +107,13 @@ def test_get_and_head_change_nothing(server: Server) -> None:
 
 
 # -------------------------------------------------------------------------------------------- hosts
-@pytest.mark.parametrize(
-    "host",
-    ["evil.example", "evil.example:8081", "127.0.0.1.evil.example", "console.lan.evil.example",
-     "localhost@evil.example", "", "a b", "[::1].evil.example", "localhost.evil"],
-)  # fmt: skip
+FOREIGN_HOSTS = """
+    evil.example evil.example:8081 127.0.0.1.evil.example console.lan.evil.example
+    localhost@evil.example [::1].evil.example localhost.evil
+"""
+
+
+@each("host", ["", "a b", *FOREIGN_HOSTS.split()])
 def test_a_foreign_host_is_refused_on_every_route(server: Server, url: str, host: str) -> None:
     with signed_in(server) as client:
         for path in (*ROUTES, "/static/console.css", "/nowhere"):
@@ -122,10 +125,13 @@ def test_a_foreign_host_is_refused_on_every_route(server: Server, url: str, host
         assert client.get("audit").status_code == 200
 
 
-@pytest.mark.parametrize(
-    "host", ["127.0.0.1", "127.0.0.1:9", "[::1]", "[::1]:8081", "localhost", "LOCALHOST:80",
-             "engage.localhost", "console.lan", "Console.LAN.", "192.0.2.7"],
-)  # fmt: skip
+OWN_HOSTS = """
+    127.0.0.1 127.0.0.1:9 [::1] [::1]:8081 localhost LOCALHOST:80 engage.localhost
+    console.lan Console.LAN. 192.0.2.7
+"""
+
+
+@each("host", OWN_HOSTS.split())
 def test_the_hosts_of_the_console_are_served(url: str, host: str) -> None:
     assert httpx.get(f"{url}/login", headers={"Host": host}).status_code == 200
 

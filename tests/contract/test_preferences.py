@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from support import console_data
+from support.each import each
 from support.preferences import (
     AT_FIRST,
     GROUPS,
@@ -184,7 +185,7 @@ def test_the_example_of_the_rfc_has_its_length() -> None:
     assert len(BODIES["rfc 8058"][1]) == 124
 
 
-@pytest.mark.parametrize("name", BODIES)
+@each("name", BODIES)
 def test_one_click_stops_the_group_of_the_link(server: Server, name: str) -> None:
     """As mail programs send it: without cookies, and sometimes twice."""
     user = f"one-click {name}"
@@ -203,8 +204,8 @@ def test_one_click_stops_the_group_of_the_link(server: Server, name: str) -> Non
     assert record["userAgent"] == headers["User-Agent"][:256]
 
 
-@pytest.mark.parametrize(
-    ("workspace", "group", "left"),
+@each(
+    "workspace, group, left",
     [
         *(("acme", "news", {"product", "delivery"}), ("acme", "", set())),
         ("acme", "delivery", {"news", "product"}),
@@ -221,8 +222,8 @@ def test_what_one_click_stops(server: Server, workspace: str, group: str, left: 
     assert {name for name, on in choices(server, link).items() if on} == left
 
 
-@pytest.mark.parametrize(
-    ("kind", "body"),
+@each(
+    "kind, body",
     [
         *((FORM, b""), (FORM, b"sub=0&s=news"), (FORM, b"List-Unsubscribe=Two-Click")),
         *((FORM, b"List-Unsubscribe"), (FORM, b"\xff=%ff")),
@@ -308,8 +309,8 @@ def test_a_group_that_was_added_or_removed_in_between_does_not_change(server: Se
     assert len(ledger(server, "in between")) == 2
 
 
-@pytest.mark.parametrize(
-    ("fields", "off", "sentence"),
+@each(
+    "fields, off, sentence",
     [
         ({"unsubscribe": "news"}, {"news"}, "You are unsubscribed from Newsletter."),
         (
@@ -556,8 +557,8 @@ def test_a_page_of_ones_own_reads_the_choices(server: Server) -> None:
 
 
 # ------------------------------------------------------------------------------------- languages
-@pytest.mark.parametrize(
-    ("lang", "accepted", "found"),
+@each(
+    "lang, accepted, found",
     [
         *(("", "", "en"), ("de", "fr", "de"), ("de-AT", "fr", "de")),
         *(("xx", "fr-CA,en;q=0.5", "fr"), ("", "nl, pt-BR;q=0.8, es;q=0.9", "es")),

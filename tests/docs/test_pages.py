@@ -27,6 +27,7 @@ from engage.keys.rules import Rules
 from engage.pipeline.validate import Schemas
 from engage.registry import load_plugins
 from support import config_page, provider_page
+from support.each import each
 
 pytestmark = pytest.mark.checkout
 
@@ -92,7 +93,7 @@ def test_the_security_page_names_keys_that_exist_and_every_limit() -> None:
     assert properties["limits"]["properties"].keys() == limits
 
 
-@pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
+@each("path", DOCS)
 def test_toml_in_the_documents_is_toml_and_its_tables_are_known(path: Path) -> None:
     sections = config_schema()["properties"].keys() | {"build-system", "project", "tool"}
     for block in blocks(path.read_text("utf-8"), "toml"):
@@ -193,9 +194,7 @@ def test_the_example_of_engage_register_commands_works() -> None:
 
 
 # ------------------------------------------------------------------------------------ what it means
-@pytest.mark.parametrize(
-    ("user_id", "identifier"), [("user-1", "a@b.co"), ('ü"1', "é\n@b.co"), ("\0\x7f", "\u2028</")]
-)
+@each("user_id, identifier", [("user-1", "a@b.co"), ('ü"1', "é\n@b.co"), ("\0\x7f", "\u2028</")])
 def test_the_hash_of_the_page_is_that_of_the_server(user_id: str, identifier: str) -> None:
     _, block = blocks((ROOT / "docs/events.md").read_text("utf-8"), "python")
     names: dict[str, Any] = {}
@@ -207,7 +206,7 @@ def test_the_hash_of_the_page_is_that_of_the_server(user_id: str, identifier: st
     )
 
 
-@pytest.mark.parametrize("user_id", ["user-1", 'ü"1', "\0\u2028"])
+@each("user_id", ["user-1", 'ü"1', "\0\u2028"])
 def test_the_hash_of_a_user_id_on_the_page_is_that_of_the_server(user_id: str) -> None:
     block, _ = blocks((ROOT / "docs/events.md").read_text("utf-8"), "python")
     names: dict[str, Any] = {"secret": "ü", "user_id": user_id}
@@ -218,7 +217,7 @@ def test_the_hash_of_a_user_id_on_the_page_is_that_of_the_server(user_id: str) -
         Rules(identity=(b"u",)).check_user(item, None)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/http.md"])
+@each("page", ["README.md", "docs/http.md"])
 def test_the_error_that_the_page_shows_is_the_one_that_the_server_sends(page: str) -> None:
     text = (ROOT / page).read_text("utf-8")
     (shown,) = [json.loads(block) for block in blocks(text, "json") if '"success": false' in block]
@@ -293,12 +292,12 @@ def anchors(path: Path) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
+@each("path", DOCS)
 def test_pages_have_no_lines_of_a_merge(path: Path) -> None:
     assert not re.findall(r"^(?:<{7}|={7}|>{7})(?: .*)?$", path.read_text("utf-8"), re.MULTILINE)
 
 
-@pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
+@each("path", DOCS)
 def test_links_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(path)):
         if re.match(r"[a-z]+:", target):

@@ -13,6 +13,7 @@ import pytest
 
 from engage.registry import load_plugins
 from engage.webhooks import StaticCredentialProvider
+from support.each import each
 
 pytestmark = pytest.mark.checkout
 
@@ -29,20 +30,20 @@ def signs_nothing(name: str) -> bool:
     return isinstance(factory, type) and issubclass(factory, StaticCredentialProvider)
 
 
-@pytest.mark.parametrize("name", sorted(PROVIDERS))
+@each("name", sorted(PROVIDERS))
 def test_every_provider_has_a_section_with_the_same_parts(name: str) -> None:
     assert f"[{name}](#{name})" in PAGE
     for part in ("```toml", "**At ", "**Events**", "**Retries**"):
         assert part in SECTIONS[name], part
 
 
-@pytest.mark.parametrize("name", sorted(PROVIDERS))
+@each("name", sorted(PROVIDERS))
 def test_every_section_says_what_is_signed(name: str) -> None:
     assert ("**Deliveries are not signed.**" in SECTIONS[name]) == signs_nothing(name)
     assert ("Signed: " in SECTIONS[name]) != signs_nothing(name)
 
 
-@pytest.mark.parametrize("name", sorted(PROVIDERS))
+@each("name", sorted(PROVIDERS))
 def test_every_example_is_valid_and_every_option_is_shown(name: str) -> None:
     [block] = re.findall(r"^```toml\n(.*?)^```", SECTIONS[name], re.MULTILINE | re.DOTALL)
     options: dict[str, Any] = tomllib.loads(block)["workspaces"]["webhooks"][name]
@@ -52,7 +53,7 @@ def test_every_example_is_valid_and_every_option_is_shown(name: str) -> None:
         assert re.search(rf"\b{option}\b", SECTIONS[name]), option
 
 
-@pytest.mark.parametrize("name", sorted(PROVIDERS))
+@each("name", sorted(PROVIDERS))
 def test_every_option_has_a_description_and_valid_examples(name: str) -> None:
     schema = PROVIDERS[name].schema
     assert schema["additionalProperties"] is False

@@ -30,7 +30,7 @@ def authenticator() -> Authenticator:
     return Authenticator([ACME, OTHER])
 
 
-@pytest.mark.parametrize(
+@each(
     "header",
     [
         *(encoded("key-1:"), encoded("key-1:password"), encoded("key-1:pass:word")),
@@ -79,7 +79,7 @@ def test_a_key_may_have_a_colon(text: str) -> None:
     assert Authenticator([workspace]).header_or_query(encoded(text), []) is not None
 
 
-@pytest.mark.parametrize(
+@each(
     "header",
     [
         *("Bearer", "Bearer key-9", "Bearer " + encoded("key-9:"), "Bearer key-1,"),
@@ -144,8 +144,8 @@ def test_a_key_may_be_in_the_body(authenticator: Authenticator) -> None:
     assert authenticator.body("key-1").workspace is ACME
 
 
-@pytest.mark.parametrize(
-    ("value", "code"),
+@each(
+    "value, code",
     [
         *((None, "missing_write_key"), ("", "missing_write_key"), ("nope", "invalid_write_key")),
         *((5, "invalid_write_key"), (["key-1"], "invalid_write_key"), ({}, "invalid_write_key")),

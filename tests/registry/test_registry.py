@@ -15,6 +15,7 @@ from engage.config.schema_check import SettingsError
 from engage.registry import PluginError, Registry
 from engage.registry.discovery import KINDS, Discovered, Registered
 from engage.testing.memory_store import MemoryCounts, MemorySuppressions
+from support.each import each
 from support.memory_store import MemoryEvents, MemoryProfiles, MemorySubscriptions
 
 OPTIONS = {
@@ -158,8 +159,8 @@ def test_there_is_no_log_without_its_section(config: Any) -> None:
     assert registry(storage={"whole": Whole}).make_log(config()) is None
 
 
-@pytest.mark.parametrize(
-    ("lines", "said"),
+@each(
+    "lines, said",
     [
         ('backend = "kafak"', "log.backend: no log 'kafak' is installed; did you mean 'kafka'?"),
         ("[log.kafka]\nmode = 1", 'log.kafka.mode: must be one of "fast", "safe" (it is 1)'),
@@ -283,8 +284,8 @@ UNSUBSCRIBES = '[workspaces.unsubscribes.mailer]\naction = "channel"\n'
 MAILER = "[workspaces.webhooks.mailer]\n" + UNSUBSCRIBES
 
 
-@pytest.mark.parametrize(
-    ("workspace", "problem"),
+@each(
+    "workspace, problem",
     [
         (MAILER, None),
         (MAILER.replace('action = "channel"', ""), None),
@@ -293,10 +294,7 @@ MAILER = "[workspaces.webhooks.mailer]\n" + UNSUBSCRIBES
             UNSUBSCRIBES.replace("mailer", "maler"),
             "maler: no webhook provider 'maler' is installed; did you mean 'mailer'?",
         ),
-        (
-            MAILER.replace("mailer", "shop"),
-            "shop: shop reports neither unsubscribes nor bounces",
-        ),
+        (MAILER.replace("mailer", "shop"), "shop: shop reports neither unsubscribes nor bounces"),
     ],
 )
 def test_unsubscribes_are_of_an_enabled_provider_that_reports_them(
@@ -402,8 +400,8 @@ def test_unsubscribes_need_a_storage_that_can_apply_them(config: Any, storage: A
     registry(storage={"s": Whole}).make_storage(chosen)
 
 
-@pytest.mark.parametrize(
-    ("workspace", "said"),
+@each(
+    "workspace, said",
     [
         (GROUP, "does not store subscriptions, but workspaces.subscription_groups is set"),
         (
@@ -440,8 +438,5 @@ def test_each_workspace_gets_its_providers(config: Any) -> None:
     )
     made: object = installed.make_webhooks(chosen)
     assert made == {
-        "w": {
-            "acme": ("1", "acme", "https://e.example"),
-            "b": ("2", "b", "https://e.example"),
-        }
+        "w": {"acme": ("1", "acme", "https://e.example"), "b": ("2", "b", "https://e.example")}
     }

@@ -22,6 +22,7 @@ from engage.console.sign_in.links import link_command
 from engage.console.sign_in.passwords import ADDRESS_FAILURES, hash_password
 from engage.upkeep.audit import AUDIT, read_entry
 from support.console import CONSOLE, browser, console_url, free_port, make_link, on_store, signed_in
+from support.each import each
 from support.server_process import Server, start_server
 from support.waiting import wait_for
 
@@ -96,7 +97,7 @@ def test_healthz_is_open_and_tells_nothing(url: str) -> None:
     assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
 
 
-@pytest.mark.parametrize("cookie", ["", "x", "2|1:0|10:1|1:a|1:b|c", "é" * 3, "a" * 10_000])
+@each("cookie", ["", "x", "2|1:0|10:1|1:a|1:b|c", "é" * 3, "a" * 10_000])
 def test_a_forged_cookie_is_no_session(url: str, cookie: str) -> None:
     port = url.rpartition(":")[2]
     header = f'engage-console-{port}="{cookie}"'.encode()
@@ -133,7 +134,7 @@ def test_an_expired_link_does_not_sign_in(server: Server, url: str) -> None:
         assert client.post("link", data={"t": make_link(server.config, age=590)}).is_redirect
 
 
-@pytest.mark.parametrize("token", ["", "x", "A" * 43, "A" * 10_000, "\x00"])
+@each("token", ["", "x", "A" * 43, "A" * 10_000, "\x00"])
 def test_a_made_up_link_does_not_sign_in(url: str, token: str) -> None:
     with browser(url) as client:
         assert client.post("link", data={"t": token}).status_code == 403
@@ -182,7 +183,7 @@ def test_a_link_from_another_site_finds_the_session(server: Server, url: str) ->
         assert "refresh" not in answer.text
 
 
-@pytest.mark.parametrize(
+@each(
     "target",
     ["//evil.example/", "https://evil.example", "/\\evil.example", "javascript:x", "a\r\nX: y"],
 )
