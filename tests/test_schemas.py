@@ -315,12 +315,12 @@ likely = st.builds(
 )
 
 
-@settings(max_examples=600)
-@given(value=payloads | likely)
-def test_both_libraries_agree(value: Any) -> None:
-    exact = {kind: EXACT[kind].is_valid(value) for kind in EXACT}
-    assert {kind: SCHEMAS.is_valid(kind, value) for kind in EXACT} == exact
-    assert {kind: not SCHEMAS.problems(kind, value) for kind in EXACT} == exact
+@settings(max_examples=300 * len(SCHEMAS.documents))
+@given(kind=st.sampled_from(sorted(SCHEMAS.documents)), value=payloads | likely)
+def test_both_libraries_agree(kind: str, value: Any) -> None:
+    exact = EXACT[kind].is_valid(value)
+    assert SCHEMAS.is_valid(kind, value) == exact
+    assert bool(SCHEMAS.problems(kind, value)) != exact
 
 
 @each("path, document", SETTINGS.items())
