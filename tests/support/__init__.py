@@ -65,7 +65,7 @@ Webhook providers:
 
 Programs and files:
 
-- ``each``: one test for many cases, which names all that fail
+- ``each``: one test for many cases, which names every case that fails
 - ``verifying``: stores that are verified, and a server whose store is
 - ``commands``: commands of ``engage`` in the process of the test
 - ``times``: clocks that a test sets; ``system_clock``: that of the machine

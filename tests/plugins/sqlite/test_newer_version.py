@@ -15,7 +15,7 @@ import re
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -96,6 +96,16 @@ def stores(small_merges: None, tmp_path: Path) -> Iterator[Iterator[Path]]:
     engine.close()
 
 
+def taken_over(path: Path, events: Iterable[int]) -> Engine:
+    """Open a store as its writer, and write more events; all that is left to do is to merge."""
+    engine = opened(path)
+    write_all(engine, events)
+    while engine.keys.build_filter_due:
+        engine.work()
+    assert engine.keys.merger.has_work
+    return engine
+
+
 # ------------------------------------------------------------------------------------ an engine
 CHANGE = SubscriptionChange(
     id="c", workspace_id="acme", user_id="ada", choices={"news": True}, at=TIME, how="api"
@@ -127,9 +137,7 @@ def test_a_writer_changes_nothing(
 ) -> None:
     """Also one that has looked at the version, and not at the keys, before the upgrade."""
     path = next(stores)
-    engine = opened(path)
-    write_all(engine, [30])
-    assert engine.keys.merger.has_work
+    engine = taken_over(path, [30])
     if not is_taken_over:
         engine.keys.reset()
     upgrade(path, change)
@@ -148,8 +156,7 @@ def test_a_writer_changes_nothing(
 def test_background_work_ends(stores: Iterator[Path], change: str, work: str) -> None:
     """Without an error: it has no caller, and would end the writer process."""
     path = next(stores)
-    engine = opened(path)
-    write_all(engine, range(30, 59))
+    engine = taken_over(path, range(30, 59))
     if work == "merging":
         assert engine.keys.merge_due_alone()
     else:
