@@ -30,6 +30,7 @@ from engage.deliveries.fetcher import (
     FetchError,
     FetchRefusedError,
 )
+from support.each import each
 
 #: A server's context, and the file that clients must trust.
 Tls = tuple[ssl.SSLContext, str]
@@ -76,7 +77,7 @@ def made() -> tuple[Fetcher, Client, Clock]:
     return Fetcher(client, clock), client, clock
 
 
-@pytest.mark.parametrize(
+@each(
     "url",
     [
         *("http://docs.example.com/a.pem", "https://docs.example.com:443/a.pem"),
@@ -219,9 +220,7 @@ def tls(tmp_path: Path) -> Tls:
     )
     path = tmp_path / "cert.pem"
     pem = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM) + pem)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -266,12 +265,7 @@ async def test_a_call_is_made_over_tls(
     }
 
     def redirected(self: SimpleAsyncHTTPClient, **options: Any) -> None:
-        initialize(
-            self,
-            **options,
-            hostname_mapping=mapping,
-            defaults={"ca_certs": trusted},
-        )
+        initialize(self, **options, hostname_mapping=mapping, defaults={"ca_certs": trusted})
 
     monkeypatch.setattr(SimpleAsyncHTTPClient, "initialize", redirected)
     fetcher = Fetcher()

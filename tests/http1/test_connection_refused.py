@@ -14,6 +14,7 @@ import pytest
 from tornado.web import Application
 
 from engage.http1 import connection as connection_module
+from support.each import each
 from support.http_client import RawClient, request
 from support.http_echo import Echo, on_uvloop, running
 from support.waiting import eventually
@@ -30,7 +31,7 @@ def head_of(size: int) -> bytes:
     return (b"GET /echo HTTP/1.1\r\n" + HOST + b"X: ").ljust(size - 4, b"a") + b"\r\n\r\n"
 
 
-@pytest.mark.parametrize(
+@each(
     "data",
     [
         POST + b"Content-Length: 3\r\nContent-Length: 3\r\n\r\nabc",
@@ -79,7 +80,7 @@ async def test_bytes_that_are_not_http_are_refused(data: bytes) -> None:
         assert server.seen == []
 
 
-@pytest.mark.parametrize(
+@each(
     "body",
     [
         *(b"x\r\n", b"3\r\nabcd\r\n0\r\n\r\n", b"3\nabc\n0\n\n", b"3\r\nabc\n0\r\n\r\n"),
@@ -100,7 +101,7 @@ async def test_bad_chunks_are_refused(body: bytes) -> None:
         assert server.seen == []
 
 
-@pytest.mark.parametrize(
+@each(
     "head",
     [
         *(b"GET /" + b"a" * 200_000, b"GET /echo HTTP/1.1\r\nX: " + b"a" * 200_000, head_of(4097)),
@@ -121,10 +122,7 @@ async def test_a_large_head_is_refused(head: bytes) -> None:
 
 async def test_a_slow_head_is_refused() -> None:
     """With 408, even if more bytes arrive."""
-    async with (
-        running(head_timeout=0.4) as server,
-        await RawClient.connect(server.port) as client,
-    ):
+    async with running(head_timeout=0.4) as server, await RawClient.connect(server.port) as client:
         answering = asyncio.create_task(client.answer())
         for byte in b"POST /echo HTTP/1.1\r\nX: " + b"slow" * 1000:
             await client.send(bytes([byte]))
