@@ -110,10 +110,22 @@ async def test_a_forged_proof_is_refused(provider: str, tmp_path: Path) -> None:
         [proof] = [value for name, value in headers if name.lower() == proof_name.lower()]
         rest = without(headers, proof_name)
         forged = [
-            *([], [b""], [proof, proof], [b"x", proof], [proof, b"x"]),
-            *([proof + b", " + proof + b"x"], [proof[:-1]], [proof[: len(proof) // 2]]),
-            *([proof[1:]], [b"%%%"], [b"=" + proof[1:]], ["Grüße".encode()]),
-            *([b"\xff\xfe" + proof[2:]], [proof.swapcase()], [b"A" * 20_000], [b"v1," * 1000]),
+            [],
+            [b""],
+            [proof, proof],
+            [b"x", proof],
+            [proof, b"x"],
+            [proof + b", " + proof + b"x"],
+            [proof[:-1]],
+            [proof[: len(proof) // 2]],
+            [proof[1:]],
+            [b"%%%"],
+            [b"=" + proof[1:]],
+            ["Grüße".encode()],
+            [b"\xff\xfe" + proof[2:]],
+            [proof.swapcase()],
+            [b"A" * 20_000],
+            [b"v1," * 1000],
         ]
         for values in forged:
             await door.refused(provider, rest + [(proof_name, value) for value in values], body)
