@@ -24,8 +24,11 @@ from support.waiting import wait_for
 #: Workers, where they write, and what is killed: the ``server`` with all of its processes, the
 #: ``writer`` process, or a ``worker``.
 CASES = [
-    *((1, "thread", "server"), (1, "process", "server"), (2, "auto", "server")),
-    *((2, "auto", "writer"), (2, "auto", "worker")),
+    (1, "thread", "server"),
+    (1, "process", "server"),
+    (2, "auto", "server"),
+    (2, "auto", "writer"),
+    (2, "auto", "worker"),
 ]
 
 

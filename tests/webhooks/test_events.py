@@ -9,11 +9,10 @@ import pytest
 
 from engage.api import PayloadInvalid
 from engage.webhooks import content_id, iso_time, parse_json
-from support.each import each
 
 
-@each(
-    "written, read",
+@pytest.mark.parametrize(
+    ("written", "read"),
     [
         ("2019-11-05T16:33:54.9070259Z", "2019-11-05T16:33:54.907Z"),
         ("2019-11-05T16:33:54.9070259-05:00", "2019-11-05T21:33:54.907Z"),
@@ -32,12 +31,20 @@ def test_a_time_is_read(written: str, read: str) -> None:
     assert iso_time(written) == read
 
 
-@each(
+@pytest.mark.parametrize(
     "written",
     [
-        *("", "soon", "UTC", "2024-01-01 00:00:00 CET", "2024-02-30T00:00:00Z"),
-        *("2024-01-01T00:60:60Z", "1969-12-31T23:59:59Z", "2024-01-01T00:00:00Z" + " " * 64),
-        *("２０２４-01-01", 1700000000, None),
+        "",
+        "soon",
+        "UTC",
+        "2024-01-01 00:00:00 CET",
+        "2024-02-30T00:00:00Z",
+        "2024-01-01T00:60:60Z",
+        "1969-12-31T23:59:59Z",
+        "2024-01-01T00:00:00Z" + " " * 64,
+        "２０２４-01-01",
+        1700000000,
+        None,
     ],
 )
 def test_a_value_that_is_not_a_time_is_none(written: Any) -> None:
