@@ -20,7 +20,7 @@ import pytest
 from tornado.ioloop import IOLoop
 
 from engage.monitoring.logs import ACCESS
-from support import mongo, server_process
+from support import mongo, server_process, virtual_time
 from support.server_process import SQLITE, Server, start_server
 
 if TYPE_CHECKING:
@@ -173,9 +173,11 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "tests")
 
 
 @pytest.fixture(autouse=True)
-def io_loop() -> Iterator[IOLoop]:
+def io_loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[IOLoop]:
     """Replace pytest-tornasync's, which calls the deprecated ``make_current()``."""
-    asyncio.set_event_loop(asyncio.new_event_loop())
+    if request.node.get_closest_marker("virtual_time"):
+        virtual_time.install(monkeypatch)
+    asyncio.set_event_loop(asyncio.events.new_event_loop())
     loop = IOLoop.current()
     yield loop
     asyncio.set_event_loop(None)

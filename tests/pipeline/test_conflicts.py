@@ -205,7 +205,11 @@ async def test_the_letter_of_a_conflict_has_the_envelope_of_its_batch() -> None:
     assert items[0]["integrations"] == {"All": True}
 
 
-@pytest.mark.parametrize("time", [{}, {"timestamp": "2026-11-21T09:00:00Z"}])
+@pytest.mark.parametrize(
+    "time",
+    # The last one is in the future, so that the stored time is that of the arrival.
+    [{}, {"timestamp": "2026-11-21T09:00:00Z"}, {"timestamp": "2027-11-21T09:00:00Z"}],
+)
 async def test_a_retry_of_a_conflict_is_the_same_letter(time: dict[str, str]) -> None:
     now = NOW
     core = make_core(clock=lambda: now)

@@ -17,10 +17,8 @@ from engage.pipeline.dead_letters import (
     find_conflict,
     letter_id,
     letter_of,
-    letter_of_conflict,
 )
-from engage.pipeline.ids import idempotent_id
-from engage.pipeline.normalise import Arrival, Envelope, normalise
+from engage.pipeline.normalise import Arrival, Envelope
 from support.each import each
 from support.pipeline import NOW, limit, make_event
 
@@ -59,47 +57,11 @@ def test_a_dead_letter_has_the_refused_event() -> None:
     assert item["writeKey"] == "key-1"
 
 
-def batch(key: str | None = None, **fields: Any) -> Arrival:
-    """Return the arrival of a batch with this envelope."""
-    return dataclasses.replace(arrival(), envelope=Envelope(**fields), idempotency_key=key)
-
-
-def test_a_dead_letter_has_what_applied_to_its_item() -> None:
-    assert envelope_of(arrival()) == b"{}"
-    assert envelope_of(batch()) == b"{}"
-    full = batch(
-        sent_at="2026-11-21T09:30:00Z",
-        context={"a": [{"writeKey": "key-1", "b": 1}]},
-        integrations={"All": False},
-    )
-    assert orjson.loads(envelope_of(full) or b"") == {
-        "context": {"a": [{"b": 1}]},
-        "integrations": {"All": False},
-        "sentAt": "2026-11-21T09:30:00Z",
-    }
-    letter = letter_of({"userId": "u"}, ERROR, full, "batch", envelope_of(full), 3)
-    assert (letter.operation, letter.envelope) == ("batch", envelope_of(full))
-    size = MAX_ITEM - len('{"context":{"x":""}}')
-    assert len(envelope_of(batch(context={"x": "x" * size})) or b"") == MAX_ITEM
-    assert envelope_of(batch(context={"x": "x" * (size + 1)})) is None
-
-
-@each(
-    "item, given", [({}, True), ({"messageId": ""}, True), ({"messageId": "m"}, False), ([], True)]
-)
-def test_a_dead_letter_has_the_message_id_of_an_idempotency_key(item: Any, given: bool) -> None:
-    at = batch("k", context={"a": 1})
-    letter = letter_of(item, ERROR, at, "batch", envelope_of(at), 3)
-    kept = orjson.loads(letter.envelope or b"")
-    assert kept.pop("messageId", None) == (idempotent_id("acme", "k", 3) if given else None)
-    assert kept == {"context": {"a": 1}}
-    assert letter_of(item, ERROR, at, "batch", None, 3).envelope is None
-
-
 def test_the_id_of_a_letter_does_not_depend_on_its_envelope() -> None:
     """Stores have letters without an envelope; an SDK may send an item in another batch."""
     item = {"userId": "u"}
-    at = batch("k", context={"a": 1})
+    envelope = Envelope(context={"a": 1})
+    at = dataclasses.replace(arrival(), envelope=envelope, idempotency_key="k")
     letter = letter_of(item, ERROR, at, "batch", envelope_of(at), 3)
     assert letter.id == refused(item, ERROR, arrival()).id
 
@@ -137,68 +99,6 @@ def test_the_letters_of_refused_items_keep_their_ids() -> None:
     """Stores have letters with these ids."""
     letter = refused({"userId": "u", "sentAt": "2026-11-21T09:30:00Z"}, ERROR, arrival())
     assert letter.id == "bc8a70221170d0e2729a172986bf66d7"
-
-
-def conflict_of(item: dict[str, Any], kind: str = "track", now: int = NOW) -> DeadLetter:
-    at = arrival(now=now)
-    return letter_of_conflict(item, normalise(item, kind, at), Conflict(["userId"]), at)
-
-
-def test_the_letter_of_a_conflict_has_the_event_as_it_would_be_stored() -> None:
-    item = {"userId": 7, "messageId": "m", "event": "e", "writeKey": "key-1", "x": "é" * MAX_ITEM}
-    letter = conflict_of(item)
-    assert orjson.loads(letter.item) == {
-        "type": "track",
-        "userId": "7",
-        "messageId": "m",
-        "event": "e",
-        "x": "é" * MAX_ITEM,
-        "workspaceId": "acme",
-        "writeKeyId": "website",
-        "source": "api",
-    }
-    assert not letter.truncated
-    assert (letter.workspace_id, letter.origin, letter.write_key_id) == ("acme", "api", "website")
-    assert (letter.user_id, letter.anonymous_id, letter.message_id) == ("7", None, "m")
-    assert (letter.reason, letter.received_at) == ("message_id_conflict", NOW)
-    assert [error["pointer"] for error in letter.errors] == ["/userId"]
-
-
-def test_the_id_of_a_conflict_depends_on_what_would_be_stored() -> None:
-    item = {"userId": "u", "messageId": "m", "event": "e"}
-    letter = conflict_of(item)
-    again = conflict_of({"type": "track", **item, "sentAt": "2026-11-21T09:31:00Z"}, now=NOW + 1)
-    assert again.id == letter.id
-    others = [
-        refused(item, ERROR, arrival()),
-        refused(orjson.loads(letter.item), ERROR, arrival()),
-        conflict_of(item, "page"),
-        conflict_of({**item, "messageId": "n"}),
-        conflict_of({**item, "context": {"a": 1}}),
-        conflict_of({**item, "originalTimestamp": "2026-11-21T09:00:00Z"}),
-        conflict_of({**item, "timestamp": "2026-11-21T09:00:00Z"}),
-    ]
-    assert len({letter.id, *(other.id for other in others)}) == 8
-
-
-@each(
-    "sent, kept",
-    [
-        ({}, None),
-        ({"originalTimestamp": "2026-11-21T09:00:00Z"}, None),
-        ({"timestamp": "2026-11-21T09:00:00Z"}, "2026-11-21T09:00:00Z"),
-        # In the future, so that the stored time is that of the arrival.
-        ({"timestamp": "2027-11-21T09:00:00Z"}, "2027-11-21T09:00:00Z"),
-    ],
-)
-def test_the_letter_of_a_conflict_has_the_time_that_was_sent(
-    sent: dict[str, str], kept: str | None
-) -> None:
-    item = {"userId": "u", "messageId": "m", "event": "e", **sent}
-    first = conflict_of({**item, "sentAt": "2026-11-21T09:10:00Z"})
-    again = conflict_of({**item, "sentAt": "2026-11-21T09:11:00Z"}, now=NOW + 61_000)
-    assert (again.id, again.item) == (first.id, first.item)
-    assert orjson.loads(first.item).get("timestamp") == kept
 
 
 def test_a_long_item_is_cut_between_characters() -> None:

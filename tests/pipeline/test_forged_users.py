@@ -87,7 +87,7 @@ async def follow(core: Core, *, right: bool = True) -> Any:
     return await core.pipeline.subscriptions(orjson.dumps(body))
 
 
-COUNTS = [100, 5_000, pytest.param(100_000, marks=pytest.mark.long)]
+COUNTS = [2_000, pytest.param(100_000, marks=pytest.mark.long)]
 
 
 @pytest.mark.parametrize("count", COUNTS)
@@ -119,15 +119,19 @@ async def recipient(core: Core) -> str:
 async def test_deliveries_stay_with_the_person(tmp_path: Path, kind: str) -> None:
     """However many users are made afterwards, and whatever timestamps they have."""
     async with forged(tmp_path, kind, 0) as core:
-        for number in range(300):
-            forgery = identify(
-                f"f{number}",
-                f"0-{number}",
-                -AGES if number % 2 else 30,
-                received=30 + number // 100,
-                traits={"email": EMAIL},
+        for received in (30, 31, 32):
+            await core.store.write(
+                [
+                    identify(
+                        f"f{received}-{number}",
+                        f"0-{received}-{number}",
+                        -AGES if number % 2 else 30,
+                        received=received,
+                        traits={"email": EMAIL},
+                    )
+                    for number in range(100)
+                ]
             )
-            await core.store.write([forgery])
         assert await recipient(core) == "ada"
         # The person is identified again, and again from another device whose clock is wrong.
         await core.store.write([identify("q", "ada", 9, received=99, traits={"email": EMAIL})])
@@ -162,7 +166,7 @@ async def test_wrong_hashes_do_not_stop_the_events_of_others(tmp_path: Path) -> 
         await asyncio.wait(bogus)
 
 
-@pytest.mark.parametrize("batch", [1, 40, 10_000])
+@pytest.mark.parametrize("batch", [1, 40, 300])
 async def test_the_claims_of_a_user_are_bounded(tmp_path: Path, batch: int) -> None:
     """The conformance suite tests what the claims are good for."""
 
@@ -171,7 +175,7 @@ async def test_the_claims_of_a_user_are_bounded(tmp_path: Path, batch: int) -> N
         return identify(f"{user}-{number}-{at}", user, at, traits=email)
 
     async with forged(tmp_path, "sqlite", 0) as core:
-        claims = [address("bob", number, 100 + number) for number in range(1_000)]
+        claims = [address("bob", number, 100 + number) for number in range(300)]
         for start in range(0, len(claims), batch):
             await core.store.write(claims[start : start + batch])
         with contextlib.closing(sqlite3.connect(tmp_path / "engage.db")) as db:

@@ -17,12 +17,16 @@ from support.each import each
 from support.group_commits import Target
 from support.pipeline import turns
 
+pytestmark = pytest.mark.virtual_time
 
-async def test_a_single_request_does_not_wait() -> None:
-    target = Target()
-    assert await target.submit("a", "b") == ["<a>", "<b>"]
-    assert target.calls == [["a", "b"]]
-    assert target.group_commit.queue.items == 0
+
+async def started(target: Target, *groups: Sequence[Any]) -> list[asyncio.Task[Sequence[str]]]:
+    """Submit requests of one item; all of a group arrive in one turn of the loop."""
+    requests = []
+    for group in groups:
+        requests += [target.submit(item) for item in group]
+        await turns()
+    return requests
 
 
 async def test_a_single_request_takes_one_turn_of_the_event_loop() -> None:
@@ -30,7 +34,8 @@ async def test_a_single_request_takes_one_turn_of_the_event_loop() -> None:
     target = Target()
     request = target.group_commit.submit(["a"], 1)
     await asyncio.sleep(0)
-    assert request.done()
+    assert request.result() == ["<a>"]
+    assert target.group_commit.queue.items == 0
 
 
 async def test_requests_that_arrive_together_are_one_call() -> None:
@@ -50,19 +55,10 @@ async def test_requests_that_arrive_during_a_call_share_the_next() -> None:
     await turns()
     assert target.calls == [["a"]]
     assert target.group_commit.queue.items == 4
+    assert not first.done()
     gate.set()
     assert await asyncio.gather(first, *others) == [["<a>"], ["<b>"], ["<c>"], ["<d>"]]
     assert target.calls == [["a"], ["b", "c", "d"]]
-
-
-async def test_a_request_is_answered_after_its_call_returned() -> None:
-    target = Target()
-    gate = target.hold()
-    request = target.submit("a")
-    await turns(20)
-    assert not request.done()
-    gate.set()
-    await request
 
 
 async def test_one_call_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,19 +82,6 @@ async def test_weights_count_instead_of_items() -> None:
         commit.submit(["c"], 1, weight=1),
     )
     assert target.calls == [["a", "b"], ["c"]]
-
-
-@each("weight, size, room", [(9, 1, True), (10, 1, False), (1, 999, True), (1, 1000, False)])
-async def test_a_key_has_room_below_the_limits(weight: int, size: int, room: bool) -> None:
-    target = Target(max_weight=10, max_bytes=1000)
-    gate = target.hold()
-    first = target.group_commit.submit(["a"], size, weight=weight, key="one")
-    await turns()
-    assert target.group_commit.queue.has_room("one", small=True) is room
-    assert target.group_commit.queue.has_room("another", small=True)
-    gate.set()
-    await first
-    assert target.group_commit.queue.has_room("one", small=True)
 
 
 @pytest.mark.parametrize(("weight", "size"), [(1, 1), (0, 100)])
@@ -153,55 +136,22 @@ async def test_only_large_requests_are_refused_for_the_bytes_of_other_keys() -> 
     await asyncio.gather(*requests)
 
 
-class Slow:
-    """A group commit whose calls take a fixed time, and more for each item."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(group_commit, "LEAST_WEIGHT", 2)
-        self.target = Target(group_weight=16, max_weight=1000)
-        self.clock = self.target.stop_the_clock()
-
-    async def weight_after(self, fixed: float, each: float, requests: int = 16) -> int:
-        """Submit requests at the same time, and return the weight of the next call.
-
-        :param fixed: a part of ``CALL_SECONDS``, as ``each``.
-        """
-
-        def take_time(items: Sequence[Any]) -> None:
-            self.clock.now += (fixed + each * len(items)) * group_commit.CALL_SECONDS
-
-        self.target.before = take_time
-        await asyncio.gather(*(self.target.submit("a") for _ in range(requests)))
-        return self.target.group_commit.queue.part_weight
-
-
-async def test_calls_are_smaller_while_the_storage_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_calls_are_smaller_while_the_storage_is_slow() -> None:
     """So a request of another key does not wait long behind a flood."""
-    slow = Slow(monkeypatch)
-    assert await slow.weight_after(0, 1 / 16) == 16
-    assert await slow.weight_after(0, 1.01 / 16) == 8
-    assert await slow.weight_after(0, 0.2) == 4
-    assert [len(call) for call in slow.target.calls[2:]] == [8, 4, 4]
-    # A call of medium length says that more would take too long, and a small one says nothing.
-    assert await slow.weight_after(0, 0.13) == 4
-    assert await slow.weight_after(0, 0.01, 1) == 4
-    assert await slow.weight_after(0, 0.12, 12) == 8
-    assert await slow.weight_after(0, 0.01) == 16
 
+    async def sizes(target: Target, small: float, large: float) -> list[int]:
+        """Return the sizes of the calls for many requests, if they take so many seconds."""
+        target.calls.clear()
+        target.before = lambda items: asyncio.sleep(small if len(items) <= 100 else large)
+        await asyncio.gather(*(target.submit("a") for _ in range(3200)))
+        return [len(call) for call in target.calls]
 
-@pytest.mark.parametrize("small_first", [False, True])
-async def test_calls_are_not_smaller_if_that_does_not_help(
-    monkeypatch: pytest.MonkeyPatch, small_first: bool
-) -> None:
-    """On a disk or network that takes long for anything."""
-    slow = Slow(monkeypatch)
-    if small_first:
-        assert await slow.weight_after(2, 0.01, 1) == 16
-    else:
-        assert await slow.weight_after(2, 0.01) == 8
-        assert await slow.weight_after(2, 0.01, 46) == 16
-    for _ in range(3):
-        assert await slow.weight_after(2, 0.01) == 16
+    target, far = (Target(group_weight=800, max_weight=10_000) for _ in range(2))
+    assert await sizes(target, 0.01, 0.04) == [800] * 4
+    assert await sizes(target, 0.01, 0.11) == [800, 400, 200] + [100, 200] * 6
+    assert await sizes(target, 0.01, 0.04) == [100, 200, 400, 800, 800, 800, 100]
+    # On a network that takes long for anything, smaller calls would only store less.
+    assert await sizes(far, 2, 2) == [800, 400, 200, 100, 200, 400, 800, 300]
 
 
 async def test_keys_are_written_in_rotation() -> None:
@@ -250,31 +200,27 @@ async def test_a_cancelled_caller_does_not_cancel_the_call() -> None:
     assert await target.submit("d") == ["<d>"]
 
 
-async def test_an_item_that_cannot_be_written_fails_alone() -> None:
-    target = Target()
+def poison(*names: Any, error: type[Exception] = OverflowError) -> Callable[[Sequence[Any]], None]:
+    """Return what makes a call fail with these items, or with any if there are none."""
 
     def poisoned(items: Sequence[Any]) -> None:
-        if "poison" in items:
-            raise OverflowError("a fault of the storage")
+        if not names or not {*names}.isdisjoint(items):
+            raise error("a fault of the storage")
 
-    target.before = poisoned
+    return poisoned
+
+
+@pytest.mark.parametrize("error", [OverflowError, StorageUnavailable])
+async def test_an_item_that_cannot_be_written_fails_alone(error: type[Exception]) -> None:
+    """Some storages report a bad item as unavailability."""
+    target = Target()
+    target.before = poison("poison", error=error)
     names = ["a", "poison", "b", "c"]
     results = await asyncio.gather(*map(target.submit, names), return_exceptions=True)
     assert [type(result) for result in results] == [list, StorageUnavailable, list, list]
     assert target.calls == [names, ["a"], ["poison"], ["b"], ["c"]]
-    assert target.failed == 2
-    assert target.recovered == 0
+    assert (target.failed, target.recovered) == (2, 0)
     assert await target.submit("d") == ["<d>"]
-
-
-def poison(*names: str) -> Callable[[Sequence[Any]], None]:
-    """Return what makes a call fail with these items."""
-
-    def poisoned(items: Sequence[Any]) -> None:
-        if not {*names}.isdisjoint(items):
-            raise OverflowError("a fault of the storage")
-
-    return poisoned
 
 
 def refused(item: Any, error: Exception) -> str:
@@ -314,35 +260,34 @@ async def test_a_poisonous_item_alone_is_refused_when_it_fails_twice() -> None:
     assert target.calls == [["good"], ["good"], ["bad"], ["bad"]]
 
 
-@pytest.mark.parametrize("items", [group_commit._DIVIDING_CALLS // 2, 300])
-async def test_the_calls_that_look_for_poisonous_items_are_limited(items: int) -> None:
-    """Every second item: all of them are found, or the request fails."""
-    target = Target(refuse=refused, max_weight=1000)
-    names = list(map(str, range(items)))
-    target.before = poison(*names[1::2])
-    request = target.submit(*names)
-    if items == 300:
-        with pytest.raises(StorageUnavailable):
-            await request
-    else:
-        assert sum(result.startswith("<") for result in await request) == items / 2
-    assert len(target.calls) <= 1 + group_commit._DIVIDING_CALLS
+async def test_the_calls_that_look_for_poisonous_items_are_limited() -> None:
+    """Every second item: all of 100 are found, and a request of 300 fails."""
+    for items in (100, 300):
+        target = Target(refuse=refused, max_weight=1000)
+        names = list(map(str, range(items)))
+        target.before = poison(*names[1::2])
+        if items == 300:
+            with pytest.raises(StorageUnavailable):
+                await target.submit(*names)
+        else:
+            results = await target.submit(*names)
+            assert sum(result.startswith("<") for result in results) == 50
+        assert len(target.calls) <= 201
 
 
 async def test_a_storage_that_fails_with_everything_refuses_few() -> None:
     """The clients of the others send them again, until the fault is repaired."""
     target = Target(refuse=refused, max_weight=1000)
-    names = [f"bad{number}" for number in range(30)]
-    target.before = poison(*names)
-    results = [await asyncio.gather(target.submit(one), return_exceptions=True) for one in names]
-    most = group_commit._REFUSED_IN_A_ROW
-    assert [[f"{name}: OverflowError"] for name in names[:most]] == [
-        one for [one] in results[:most]
-    ]
-    assert {type(one) for [one] in results[most:]} == {StorageUnavailable}
+    target.before = poison(*range(30))
+    for number in range(30):
+        if number < 10:
+            assert await target.submit(number) == [f"{number}: OverflowError"]
+        else:
+            with pytest.raises(StorageUnavailable):
+                await target.submit(number)
     # It works again.
     assert await target.submit("good") == ["<good>"]
-    assert await target.submit("bad1") == ["bad1: OverflowError"]
+    assert await target.submit(1) == ["1: OverflowError"]
 
 
 async def test_a_storage_that_becomes_unavailable_refuses_nothing() -> None:
@@ -358,70 +303,35 @@ async def test_a_storage_that_becomes_unavailable_refuses_nothing() -> None:
     assert target.calls == [["a", "b"], ["a", "b"], ["a"], ["b"]]
 
 
-async def test_an_item_that_makes_the_storage_unavailable_fails_alone() -> None:
-    """Some storages report a bad item as unavailability."""
-    target = Target()
-
-    def poisoned(items: Sequence[Any]) -> None:
-        if "poison" in items:
-            raise StorageUnavailable("unknown code")
-
-    target.before = poisoned
-    results = await asyncio.gather(
-        *map(target.submit, ["poison", "a", "b"]), return_exceptions=True
-    )
-    assert [type(result) for result in results] == [StorageUnavailable, list, list]
-
-
-@pytest.mark.parametrize("bad", [0, 3, 57, 99])
 async def test_the_items_beside_one_that_makes_the_storage_unavailable_are_written(
-    bad: int, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The request fails, because it is not known whether the item can be written later."""
     target = Target(refuse=refused)
-    written: set[str] = set()
     names = list(map(str, range(100)))
-
-    def poisoned(items: Sequence[Any]) -> None:
-        if names[bad] in items:
-            raise StorageUnavailable("unknown code")
-        written.update(items)
-
-    target.before = poisoned
+    target.before = poison("57", error=StorageUnavailable)
     request, other = target.submit(*names), target.submit("a")
     with pytest.raises(StorageUnavailable):
         await request
     assert await other == ["<a>"]
-    assert written == {"a", *names} - {names[bad]}
+    written = [item for call in target.calls if "57" not in call for item in call]
+    assert sorted(written) == sorted({"a", *names} - {"57"})
     assert len(target.calls) < 20
     assert len(caplog.messages) == 2  # Not for each call.
     assert target.group_commit.queue.items == 0
 
 
-async def test_few_parts_are_tried_while_the_storage_is_down() -> None:
+@pytest.mark.parametrize(("requests", "items", "calls"), [(4, 20, 5), (50, 1, 3)])
+async def test_few_parts_are_tried_while_the_storage_is_down(
+    requests: int, items: int, calls: int
+) -> None:
     target = Target(refuse=refused)
-
-    def down(items: Sequence[Any]) -> None:
-        raise StorageUnavailable("no connection")
-
-    target.before = down
-    requests = [target.submit(*range(20)) for _ in range(4)]
-    results = await asyncio.gather(*requests, return_exceptions=True)
+    target.before = poison(error=StorageUnavailable)
+    results = await asyncio.gather(
+        *(target.submit(*range(items)) for _ in range(requests)), return_exceptions=True
+    )
     assert {type(result) for result in results} == {StorageUnavailable}
-    assert len(target.calls) == 5
-
-
-async def test_unavailability_is_not_tried_for_every_request() -> None:
-    target = Target(refuse=refused)
-
-    def down(items: Sequence[Any]) -> None:
-        raise StorageUnavailable("no connection")
-
-    target.before = down
-    requests = [target.submit(number) for number in range(50)]
-    results = await asyncio.gather(*requests, return_exceptions=True)
-    assert {type(result) for result in results} == {StorageUnavailable}
-    assert len(target.calls) == 3
+    assert len(target.calls) == calls
     assert target.group_commit.queue.items == 0
     target.before = lambda items: None
     assert await target.submit("a") == ["<a>"]
@@ -457,24 +367,14 @@ async def test_a_call_that_takes_too_long_fails_for_all_and_reopens_the_store() 
 
 
 async def test_a_request_that_waited_too_long_fails_without_a_call() -> None:
-    target = Target(timeout=30)
-    clock = target.stop_the_clock()
-    gates = target.hold_each(2)
-    first = target.submit("a")
-    await turns()
-    waited = target.submit("b")
-    await turns()
-    clock.now = 29
-    late = target.submit("c")
-    await turns()
-    clock.now = 31
-    gates[0].set()
-    assert await first == ["<a>"]
-    with pytest.raises(StorageUnavailable):
-        await waited
-    gates[1].set()
-    assert await late == ["<c>"]
-    assert target.calls == [["a"], ["c"]]
+    target = Target(timeout=30, group_weight=1)
+    target.before = lambda items: asyncio.sleep(20)
+    requests = list(map(target.submit, "abc"))
+    await asyncio.sleep(15)
+    requests.append(target.submit("d"))
+    results = await asyncio.gather(*requests, return_exceptions=True)
+    assert [type(result) for result in results] == [list, list, StorageUnavailable, list]
+    assert target.calls == [["a"], ["b"], ["d"]]
     assert target.recovered == 0
 
 
@@ -506,45 +406,25 @@ async def test_a_storage_that_cancels_itself_is_unavailable() -> None:
         await target.submit("a")
 
 
-async def test_close_finishes_waiting_requests() -> None:
-    target = Target()
-    gate = target.hold()
-    requests = [target.submit("a")]
-    await turns()
-    requests.append(target.submit("b"))
-    await turns()
+@pytest.mark.parametrize("calls", [1, 2])
+async def test_close_finishes_waiting_requests(calls: int) -> None:
+    target = Target(calls=calls)
+    gates = target.hold_each(3)
+    requests = await started(target, "a", "b", "c")
     closing = asyncio.ensure_future(target.group_commit.close())
     await turns()
     with pytest.raises(ApiError) as caught:
-        await target.submit("c")
+        await target.submit("d")
     assert caught.value.code == "shutting_down"
-    assert not closing.done()
-    gate.set()
+    for gate in gates[: calls + 1]:
+        await turns()
+        assert not closing.done()
+        gate.set()
     await closing
-    assert [request.result() for request in requests] == [["<a>"], ["<b>"]]
-
-
-async def test_an_idle_group_commit_drains_at_once() -> None:
-    await Target().group_commit.drain()
-
-
-async def test_requests_keep_their_order() -> None:
-    target = Target()
-    for _ in range(20):
-        await asyncio.gather(*[target.submit(number) for number in range(10)])
-    assert [item for call in target.calls for item in call] == list(range(10)) * 20
+    assert [request.result() for request in requests] == [["<a>"], ["<b>"], ["<c>"]]
 
 
 # ---------------------------------------------------------- two calls at the same time
-async def started(target: Target, *groups: Sequence[Any]) -> list[asyncio.Task[Sequence[str]]]:
-    """Submit requests of one item; all of a group arrive in one turn of the loop."""
-    requests = []
-    for group in groups:
-        requests += [target.submit(item) for item in group]
-        await turns()
-    return requests
-
-
 async def test_there_are_as_many_calls_as_the_storage_takes() -> None:
     target = Target(calls=2)
     gates = target.hold_each(3)
@@ -598,38 +478,6 @@ async def test_the_calls_share_the_maximum_of_one() -> None:
     assert target.calls[2:] == [["g", "h"]]
 
 
-async def test_both_calls_count_as_used_room() -> None:
-    target = Target(calls=2, max_weight=2)
-    gates = target.hold_each(2)
-    requests = await started(target, "a")
-    assert target.group_commit.queue.has_room("", small=True)
-    requests += await started(target, "b")
-    assert not target.group_commit.queue.has_room("", small=True)
-    gates[0].set()
-    await turns()
-    assert target.group_commit.queue.has_room("", small=True)
-    gates[1].set()
-    await asyncio.gather(*requests)
-
-
-async def test_a_poisonous_request_fails_no_request_of_the_other_call() -> None:
-    target = Target(calls=2)
-    gate = asyncio.Event()
-
-    def poisoned(items: Sequence[Any]) -> Any:
-        if "poison" in items:
-            raise OverflowError("a fault of the storage")
-        return gate.wait() if "a" in items else None
-
-    target.before = poisoned
-    first, *others = await started(target, "a", ["b", "poison", "c"])
-    results = await asyncio.gather(*others, return_exceptions=True)
-    assert [type(result) for result in results] == [list, StorageUnavailable, list]
-    assert target.calls == [["a"], ["b", "poison", "c"], ["b"], ["poison"], ["c"]]
-    gate.set()
-    assert await first == ["<a>"]
-
-
 async def test_a_call_that_hangs_beside_a_good_one_does_not_reopen_the_store() -> None:
     target = Target(calls=2, timeout=1.0)
     target.hold()
@@ -677,19 +525,6 @@ async def test_requests_of_a_store_that_is_opened_again_are_not_tried_one_by_one
     target.recovery.set()
     await target.group_commit.drain()
     assert target.calls == [["a"], ["b", "c"]]
-
-
-async def test_close_waits_for_both_calls() -> None:
-    target = Target(calls=2)
-    gates = target.hold_each(3)
-    requests = await started(target, "a", "b", "c")
-    closing = asyncio.ensure_future(target.group_commit.close())
-    for gate in gates:
-        await turns()
-        assert not closing.done()
-        gate.set()
-    await closing
-    assert [request.result() for request in requests] == [["<a>"], ["<b>"], ["<c>"]]
 
 
 @each("calls", [1, 2, 3])

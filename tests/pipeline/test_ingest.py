@@ -4,12 +4,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
-import sqlite3
 from collections.abc import Sequence
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,15 +14,14 @@ import pytest
 from engage.api import CONFLICT, DeadLetter, Event, EventStore, Status, StorageUnavailable
 from engage.config import DEFAULT_LIMITS
 from engage.errors import ApiError
-from engage.pipeline import ingest as ingest_module
 from engage.pipeline.ingest import Ingest
-from engage.testing.factories import ids, letter
-from support import sqlite
+from engage.testing.factories import letter
 from support.each import each
 from support.memory_store import MemoryEvents, MemoryStore
 from support.pipeline import CountingMetrics, make_event, turns
 from support.waiting import eventually
-from support.writer import opened
+
+pytestmark = pytest.mark.virtual_time
 
 
 def make(
@@ -37,54 +33,6 @@ def make(
         write_timeout=timeout,
         metrics=metrics,
     )
-
-
-async def test_a_refused_event_does_not_affect_others() -> None:
-    store = MemoryStore()
-    store.refuse["b"] = "too strange"
-    ingest = make(store, CountingMetrics())
-    outcomes = await ingest.submit([make_event("a"), make_event("b"), make_event("c")], "key")
-    assert [outcome.status for outcome in outcomes] == [
-        Status.STORED,
-        Status.REFUSED,
-        Status.STORED,
-    ]
-
-
-@pytest.mark.parametrize("name", [5, object()])
-async def test_an_error_that_names_no_event_does_not_affect_others(
-    tmp_path: Path, name: Any
-) -> None:
-    """No text is no name: the storage raises one error where it writes, and one before."""
-    events = [make_event(str(number)) for number in range(100)]
-    events[42] = dataclasses.replace(events[42], name=name)
-    async with opened(sqlite.make(tmp_path)) as store:
-        ingest = make(store, CountingMetrics())
-        outcomes = await ingest.submit(events, "key")
-        assert outcomes[42].status is Status.REFUSED
-        assert "the storage failed with this event" in str(outcomes[42].reason)
-        assert {outcome.status for outcome in (*outcomes[:42], *outcomes[43:])} == {Status.STORED}
-        assert len(await ids(store, limit=200)) == 99
-        await ingest.close()
-
-
-async def test_an_event_that_makes_a_storage_unavailable_does_not_affect_others(
-    tmp_path: Path,
-) -> None:
-    """SQLite's errors are unavailability."""
-    events = [make_event(str(number)) for number in range(100)]
-    events[42] = dataclasses.replace(events[42], name="poison")
-    async with opened(sqlite.make(tmp_path)) as store:
-        with contextlib.closing(sqlite3.connect(tmp_path / "engage.db")) as db:
-            db.execute(
-                "CREATE TRIGGER poison BEFORE INSERT ON events WHEN NEW.name = 'poison'"
-                " BEGIN SELECT RAISE(ABORT, 'a fault'); END"
-            )
-        ingest = make(store, CountingMetrics())
-        with pytest.raises(StorageUnavailable):
-            await ingest.submit(events, "key")
-        assert len(await ids(store, limit=200)) == 99
-        await ingest.close()
 
 
 async def test_a_dead_letter_with_which_the_storage_fails_is_dropped_alone(
@@ -121,8 +69,7 @@ async def test_observers_get_newly_stored_events() -> None:
     assert heard == ["a", "b"]
 
 
-async def test_the_queue_has_room_below_its_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engage.pipeline.ingest.QUEUE_WAIT", 0.05)
+async def test_the_queue_has_room_below_its_limits() -> None:
     store = MemoryStore()
     gate = asyncio.Event()
     store.before = lambda events: gate.wait()
@@ -220,19 +167,6 @@ async def test_one_failed_write_of_several_fails_the_request() -> None:
     assert [event.message_id for event in store.events.values()] == ["0", "2"]
 
 
-async def test_a_store_that_does_not_answer_is_opened_again() -> None:
-    store, metrics = MemoryStore(), CountingMetrics()
-    store.before = lambda events: asyncio.Event().wait()
-    ingest = make(store, metrics, timeout=1.0)
-    with pytest.raises(StorageUnavailable):
-        await ingest.submit([make_event("a")], "key")
-    await ingest.drain()
-    assert (store.closed, store.opened) == (1, 1)
-    assert metrics.errors == 1
-    store.before = None
-    assert (await ingest.submit([make_event("a")], "key"))[0].status is Status.STORED
-
-
 class Broken(MemoryStore):
     """A store that, once closed, cannot be opened until ``usable`` is set."""
 
@@ -257,15 +191,16 @@ def _not_open(events: Sequence[Event]) -> None:
 
 
 async def test_opening_a_store_is_tried_until_it_succeeds(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Without any request, too: a load balancer sends none to a server that is not ready."""
-    monkeypatch.setattr(ingest_module, "REOPEN_PAUSE", 0.01)
     store = Broken()
     store.before = lambda events: asyncio.Event().wait()
-    ingest = make(store, CountingMetrics(), timeout=1.0)
+    metrics = CountingMetrics()
+    ingest = make(store, metrics, timeout=1.0)
     with pytest.raises(StorageUnavailable):
         await ingest.submit([make_event("a")], "key")
+    assert metrics.errors == 1
     # No request waits for it meanwhile.
     with pytest.raises(StorageUnavailable):
         await ingest.submit([make_event("a")], "key")
@@ -301,20 +236,6 @@ async def test_only_a_server_creates_a_store_when_it_opens_it_again(creates: boo
     await ingest.close()
 
 
-async def test_closing_ends_the_attempts_to_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ingest_module, "REOPEN_PAUSE", 0.01)
-    store = Broken()
-    store.before = lambda events: asyncio.Event().wait()
-    ingest = make(store, CountingMetrics(), timeout=0.1)
-    with pytest.raises(StorageUnavailable):
-        await ingest.submit([make_event("a")], "key")
-    await eventually(lambda: store.opened > 2)
-    await ingest.close()
-    opened = store.opened
-    await asyncio.sleep(0.05)
-    assert store.opened == opened
-
-
 async def test_a_request_while_the_store_is_opened_fails_in_time(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -346,17 +267,6 @@ async def test_a_dead_letter_is_put_once_and_counted() -> None:
     await asyncio.gather(ingest.keep([letter("1"), letter("2")]), ingest.keep([letter("1")]))
     assert len(store.letters) == 2
     assert metrics.letters["invalid_payload"] == 3
-
-
-async def test_a_dead_letter_that_cannot_be_kept_is_an_error() -> None:
-    store = MemoryStore()
-
-    def down() -> None:
-        raise StorageUnavailable("no")
-
-    store.before_put = down
-    with pytest.raises(StorageUnavailable):
-        await make(store, CountingMetrics()).keep([letter("1")])
 
 
 async def test_dead_letters_that_are_dropped_are_counted() -> None:

@@ -13,6 +13,8 @@ from engage.api import Event
 from engage.pipeline.observers import QUEUE, Observers
 from support.pipeline import CountingMetrics, make_event, turns
 
+pytestmark = pytest.mark.virtual_time
+
 
 async def test_each_observer_gets_all_events_in_order() -> None:
     heard: dict[str, list[str]] = {"a": [], "b": []}
@@ -111,10 +113,3 @@ async def test_closing_does_not_wait_indefinitely() -> None:
     await turns()
     await observers.close(grace=0.05)
     assert metrics.lost["observer_batch"] == 2
-
-
-async def test_there_may_be_no_observers() -> None:
-    observers = Observers({}, CountingMetrics())
-    assert not observers
-    observers.publish([make_event("1")])
-    await observers.close()

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
-import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,15 +29,6 @@ from support.pipeline import (
 
 
 # ------------------------------------------------------------------------------------- one event
-async def test_an_event_is_stored() -> None:
-    core = make_core()
-    result = await send_event(core, {"userId": 7, "event": "e", "messageId": "m"})
-    assert result.message_id == "m"
-    assert core.documents[0]["userId"] == "7"
-    assert core.documents[0]["type"] == "track"
-    assert core.metrics.events == {("track", "stored"): 1}
-
-
 async def test_a_repeat_fails_in_time_while_the_store_hangs() -> None:
     class HangsFinding(MemoryStore):
         async def find(self, workspace_id: str, origin: str, message_id: str) -> Event | None:
@@ -51,18 +40,6 @@ async def test_a_repeat_fails_in_time_while_the_store_hangs() -> None:
     await send_event(core, {**GOOD, "messageId": "m"})
     with pytest.raises(StorageUnavailable):
         await send_event(core, {**GOOD, "messageId": "m"})
-
-
-@pytest.mark.parametrize(
-    ("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)]
-)
-async def test_a_compressed_event_is_stored(encoding: Any, pack: Any) -> None:
-    core = make_core()
-    raw = pack(orjson.dumps(GOOD))
-    await core.pipeline.event("track", raw, encoding, core.principal)
-    assert len(core.documents) == 1
-    error = await error_of(core.pipeline.event("track", raw[:-2], encoding, core.principal))
-    assert error.code == "invalid_encoding"
 
 
 async def test_an_event_of_the_greatest_configurable_depth_is_stored() -> None:
@@ -102,14 +79,6 @@ async def test_an_invalid_event_is_reported_and_kept(item: Any, pointer: str) ->
     strict = make_core()
     await error_of(send_event(strict, item, strict=True))
     assert strict.letters == []
-
-
-async def test_an_event_that_is_too_large_is_refused() -> None:
-    core = make_core()
-    error = await error_of(send_event(core, {**GOOD, "x": "y" * 65536}))
-    assert (error.status, error.code) == (413, "event_too_large")
-    (letter,) = core.letters
-    assert letter.truncated
 
 
 async def test_an_event_that_the_storage_refuses_is_refused() -> None:
@@ -169,28 +138,6 @@ async def test_requests_of_one_millisecond_are_not_mixed_up() -> None:
         ("acme", "website", None),
     ]
     assert len({document["messageId"] for document in core.documents}) == 6
-
-
-@pytest.mark.parametrize("encoding", ["identity", "gzip"])
-async def test_without_a_key_in_front_a_body_must_be_small(encoding: Any) -> None:
-    core = make_core(event_bytes=5_000_000)
-    for size, taken in ((2**20 - 100, True), (2**20, False)):
-        raw = orjson.dumps({**GOOD, "writeKey": "key-1", "x": "y" * size})
-        raw = gzip.compress(raw) if encoding == "gzip" else raw
-        await core.pipeline.event("track", raw, encoding, core.principal)
-        call = core.pipeline.event("track", raw, encoding, None)
-        if taken:
-            await call
-        else:
-            assert (await error_of(call)).code == "body_too_large"
-
-
-async def test_an_idempotency_key_makes_the_message_id() -> None:
-    core = make_core()
-    first = await send_event(core, GOOD, idempotency_key="k")
-    second = await send_event(core, GOOD, idempotency_key="k")
-    assert first.message_id == second.message_id
-    assert len(core.documents) == 1
 
 
 # -------------------------------------------------------------------------------------- transforms

@@ -221,9 +221,9 @@ async def test_other_tasks_run_while_a_bad_batch_is_reported(
 
     other = asyncio.ensure_future(count())
     await asyncio.sleep(0)
-    await send_batch(core, [{"type": "track", "userId": 1.5}] * 2000)
+    await send_batch(core, [{"type": "track", "userId": 1.5}] * 500)
     other.cancel()
-    assert handled == 2000
+    assert handled == 500
     # The turn may be over at any moment since the last look at the clock.
     most = steps.TURN_SECONDS * 1000 + 2
     assert max(after - before for before, after in pairwise([*turns, handled])) <= most
@@ -260,26 +260,6 @@ async def test_a_wrong_envelope_is_refused(more: Any, pointer: str) -> None:
     assert error.errors[0].pointer == pointer
 
 
-async def test_the_envelope_applies_to_each_item() -> None:
-    core = make_core()
-    await send_batch(
-        core,
-        [{**GOOD, "context": {"a": 1}, "timestamp": "2026-01-01T00:00:00Z"}],
-        {
-            "context": {"a": 0, "b": 2},
-            "integrations": {"All": True},
-            "sentAt": "2026-01-01T00:00:10Z",
-            "writeKey": "whatever",
-            "timestamp": "2026-01-01T00:00:10Z",
-        },
-    )
-    (document,) = core.documents
-    assert document["context"] == {"a": 1, "b": 2}
-    assert document["integrations"] == {"All": True}
-    assert document["timestamp"] == "2026-11-21T09:29:50.000Z"
-    assert "writeKey" not in document
-
-
 @each(
     "sent_at",
     [
@@ -307,22 +287,6 @@ async def test_a_time_of_the_envelope_may_have_all_forms(sent_at: Any) -> None:
     (letter,) = core.letters
     assert orjson.loads(letter.item) == {**BAD, "timestamp": 5}
     assert orjson.loads(letter.envelope or b"") == {"sentAt": document["sentAt"]}
-
-
-@each("time", [1_767_225_600, 1_767_225_600_000, "2026-01-01 00:00:00.5"])
-async def test_a_repeated_time_of_another_form_is_a_duplicate(time: Any) -> None:
-    core = make_core()
-    item = {**GOOD, "messageId": "m", "timestamp": time}
-    assert (await send_batch(core, [item])).accepted == 1
-    await send_event(core, item)
-    result = await send_batch(core, [item, {**item, "timestamp": time}])
-    assert (result.duplicates, core.letters) == (2, [])
-    # Another time is a conflict, whose letter has the time as it was sent.
-    for _ in range(2):
-        await send_event(core, {**item, "timestamp": 1_767_225_601})
-    (letter,) = core.letters
-    assert letter.reason == "message_id_conflict"
-    assert orjson.loads(letter.item)["timestamp"] == 1_767_225_601
 
 
 async def test_the_number_and_the_size_of_the_events_are_limited() -> None:
@@ -382,10 +346,3 @@ async def test_batch_and_dead_letters_are_one_acknowledgement() -> None:
     core.store.before_put = None
     again = await send_batch(core, [{**GOOD, "messageId": "a"}, BAD])
     assert (again.accepted, again.duplicates, len(again.rejected)) == (0, 1, 1)
-
-
-async def test_requests_at_once_share_a_write() -> None:
-    core = make_core()
-    await asyncio.gather(*[send_event(core, {**GOOD, "messageId": str(n)}) for n in range(50)])
-    assert len(core.store.writes) == 1
-    assert len(core.documents) == 50

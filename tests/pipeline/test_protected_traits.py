@@ -112,20 +112,6 @@ async def test_a_webhook_sets_them() -> None:
     assert (event["traits"], event["context"]) == ({"email": "a@b.co"}, {})
 
 
-async def test_without_protected_traits_nothing_is_removed() -> None:
-    core = make_core()
-    await send_event(core, {"userId": "u", "traits": {"plan": 1}}, "identify")
-    (event,) = core.documents
-    assert event["traits"] == {"plan": 1}
-    assert "context" not in event
-
-
-async def test_a_word_in_an_event_is_not_a_removed_trait() -> None:
-    core = protected()
-    await send_event(core, {"userId": "u", "event": "E", "properties": {"droppedTraits": ["a"]}})
-    assert core.metrics.events[DROPPED] == 0
-
-
 async def test_a_retry_is_a_duplicate_although_the_rule_has_changed() -> None:
     """Before and after a restart with another list; nothing is lost and no letter is made."""
     item = {"userId": "u", "messageId": "m", "traits": {"plan": "pro", "a": 1}}

@@ -20,9 +20,13 @@ from engage.keys.links import STEP, subscription_hash
 from engage.pipeline.subscriptions import Source, Subscriptions
 from support.each import each
 from support.memory_store import MemoryEvents, MemoryStore, MemorySubscriptions
-from support.pipeline import ACME, NOW, SECRET, error_of, make_core
+from support.pipeline import ACME, NOW, SECRET, error_of, make_core, turns
+
+pytestmark = pytest.mark.virtual_time
 
 W = "11111111-1111-4111-8111-111111111111"
+#: More users than several steps of a search compare.
+MANY = 3_000
 
 
 def test_the_hash_is_that_of_dittofeed() -> None:
@@ -99,19 +103,13 @@ async def test_a_change_answers_with_all_groups() -> None:
     assert store.searches[0] == ("acme", "email", ["ada@example.com"])
 
 
-async def test_every_secret_verifies() -> None:
-    store = store_with_users()
-    await put(store, body(secret="an older one"))
-    assert len(store.changes) == 1
-
-
 async def test_the_hash_chooses_among_several_users() -> None:
     store = store_with_users("u-0", "u-1", "u-2")
     await put(store, body(user="u-1"))
     assert [change.user_id for change in store.changes] == ["u-1"]
 
 
-@each("count", [1, 100, 101, 600, 5_101, 20_000])
+@each("count", [1, 101, 600, 5_101])
 async def test_every_user_with_the_address_is_tried(count: int) -> None:
     """Anyone with a public write key can make users with the address of another person. The link of
     that person must work all the same, wherever it is among them."""
@@ -174,7 +172,7 @@ class Digests:
 
 async def test_the_event_loop_is_not_held_by_many_users(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even by several requests with a wrong hash at once: they take turns."""
-    core = make_core(store_with_users(*(f"u-{number}" for number in range(20_000))))
+    core = make_core(store_with_users(*(f"u-{number}" for number in range(MANY))))
     forms = ["ada@example.com", "Ada@Example.com", " ada@example.com"]
     wrong = [orjson.dumps(body(hash="0" * 64, identifier=one)) for one in forms for _ in range(8)]
     digests = Digests(monkeypatch)
@@ -195,15 +193,15 @@ async def test_a_search_that_takes_too_long_is_overloaded(monkeypatch: pytest.Mo
 
 async def test_wrong_hashes_do_not_delay_the_right_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their requests share the search, so its cost does not depend on their number."""
-    core = make_core(store_with_users(*(f"u-{number}" for number in range(20_000))))
+    core = make_core(store_with_users(*(f"u-{number}" for number in range(MANY))))
     wrong = [orjson.dumps(body(hash=f"{number:064x}")) for number in range(200)]
-    link = orjson.dumps(body(user="u-19999"))
+    link = orjson.dumps(body(user=f"u-{MANY - 1}"))
     digests = Digests(monkeypatch)
     requests = [asyncio.create_task(core.pipeline.subscriptions(one)) for one in wrong]
-    await asyncio.sleep(0.05)
+    await turns()
     assert await core.pipeline.subscriptions(link) == {"news": False, "offers": False}
     # At most the search that had begun, its own, and one hash of each request.
-    assert digests.total <= len(ACME.subscription_secrets) * (2 * (20_000 + MAX_USERS) + 201)
+    assert digests.total <= len(ACME.subscription_secrets) * (2 * (MANY + MAX_USERS) + 201)
     for answer in await asyncio.gather(*requests, return_exceptions=True):
         assert isinstance(answer, ApiError)
         assert answer.code == "invalid_user_hash"
@@ -211,20 +209,20 @@ async def test_wrong_hashes_do_not_delay_the_right_one(monkeypatch: pytest.Monke
 
 async def test_identifiers_take_turns() -> None:
     """The form as sent counts, because it is what the hash contains."""
-    store = store_with_users(*(f"u-{number}" for number in range(20_000)))
+    store = store_with_users(*(f"u-{number}" for number in range(MANY)))
     store.users["acme", "email", "bob@example.com"] = [f"b-{number}" for number in range(1_000)]
     core = make_core(store)
     others = [body(identifier=f"{' ' * number}ada@example.com", user="-") for number in range(5)]
     requests = [
         asyncio.create_task(core.pipeline.subscriptions(orjson.dumps(one))) for one in others
     ]
-    await asyncio.sleep(0.05)
+    await turns()
     bob = body(identifier="bob@example.com", user="b-999")
     await core.pipeline.subscriptions(orjson.dumps(bob))
     assert not any(task.done() for task in requests)
-    ada = body(identifier="Ada@Example.com", user="u-19999")
+    ada = body(identifier="Ada@Example.com", user=f"u-{MANY - 1}")
     await core.pipeline.subscriptions(orjson.dumps(ada))
-    assert [change.user_id for change in store.changes] == ["b-999", "u-19999"]
+    assert [change.user_id for change in store.changes] == ["b-999", f"u-{MANY - 1}"]
     answers = await asyncio.gather(*requests, return_exceptions=True)
     assert {type(answer) for answer in answers} == {ApiError}
 
@@ -233,28 +231,28 @@ async def test_many_forms_of_an_identifier_do_not_delay_the_plain_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each form needs a separate search, because its hashes differ. So does each expiry."""
-    core = make_core(store_with_users(*(f"u-{number}" for number in range(20_000))))
+    core = make_core(store_with_users(*(f"u-{number}" for number in range(MANY))))
     odd = [body(identifier=f"{' ' * number}ada@example.com", user="-") for number in range(1, 51)]
     odd += [body(identifier="ada@example.com", user="-", expires=one) for one in range(1, 51)]
     requests = [asyncio.create_task(core.pipeline.subscriptions(orjson.dumps(one))) for one in odd]
-    await asyncio.sleep(0.05)
-    plain = body(identifier="ada@example.com", user="u-19999")
+    await turns()
+    plain = body(identifier="ada@example.com", user=f"u-{MANY - 1}")
     digests = Digests(monkeypatch)
     await core.pipeline.subscriptions(orjson.dumps(plain))
     # The odd forms together have as many turns as the plain one.
-    assert digests.total <= len(ACME.subscription_secrets) * (2 * 20_000 + 4 * STEP)
+    assert digests.total <= len(ACME.subscription_secrets) * (2 * MANY + 4 * STEP)
     for task in requests:
         task.cancel()
     await asyncio.wait(requests)
 
 
 async def test_a_search_ends_with_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    core = make_core(store_with_users(*(f"u-{number}" for number in range(20_000))))
+    core = make_core(store_with_users(*(f"u-{number}" for number in range(MANY))))
     wrong = orjson.dumps(body(hash="0" * 64))
-    right = orjson.dumps(body(user="u-19999"))
+    right = orjson.dumps(body(user=f"u-{MANY - 1}"))
     digests = Digests(monkeypatch)
     requests = [asyncio.create_task(core.pipeline.subscriptions(wrong)) for _ in range(3)]
-    while digests.total < 2_000:  # noqa: ASYNC110
+    while digests.total < 1_000:  # noqa: ASYNC110
         await asyncio.sleep(0)
     for task in requests:
         task.cancel()
@@ -263,7 +261,7 @@ async def test_a_search_ends_with_its_requests(monkeypatch: pytest.MonkeyPatch) 
     for _ in range(100):
         await asyncio.sleep(0)
     assert digests.total == begun
-    assert begun < 20_000
+    assert begun < MANY
     await core.pipeline.subscriptions(right)
 
 
@@ -299,7 +297,8 @@ async def test_a_user_named_by_id_is_not_looked_up() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        *({"hash": "0" * 64}, {"hash": "é"}, {"workspaceId": "nope"}),
+        *({"hash": "0" * 64}, {"hash": "é"}, {"hash": body()["hash"].upper()}),
+        {"workspaceId": "nope"},
         {"workspaceId": "other"},  # that workspace has no secret
         *({"identifierKey": "name"}, {"identifier": "bob@example.com"}, {"identifier": "   "}),
         *({"identifierKey": "phone"}, {"hash": "0" * 64, "changes": {"nope": True}}),
@@ -332,12 +331,6 @@ async def test_a_value_that_is_not_an_id_is_invalid(user_id: Any) -> None:
     error = await refused(store_with_users(), body(userId=user_id))
     assert (error.status, error.code) == (400, "invalid_payload")
     assert [problem.pointer for problem in error.errors] == ["/userId"]
-
-
-async def test_an_upper_case_hash_is_refused() -> None:
-    value = body()
-    value["hash"] = value["hash"].upper()
-    assert (await refused(store_with_users(), value)).status == 401
 
 
 async def test_the_hash_of_an_unknown_user_is_refused() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A group commit whose calls a test records, holds and fails, and whose clock it can stop."""
+"""A group commit whose calls a test records, holds and fails."""
 
 from __future__ import annotations
 
@@ -8,20 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from engage.pipeline.group_commit import GroupCommit
-
-
-class StoppedClock:
-    """An event loop whose clock only a test advances; timers follow the real one."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.now = 0.0
-        self._loop = loop
-
-    def time(self) -> float:
-        return self.now
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loop, name)
 
 
 class Target:
@@ -73,12 +59,6 @@ class Target:
         waiting = iter(gates)
         self.before = lambda items: next(waiting).wait()
         return gates
-
-    def stop_the_clock(self) -> StoppedClock:
-        """Return the clock that the group commit uses from now on."""
-        clock = StoppedClock(asyncio.get_running_loop())
-        self.group_commit._loop = clock  # type: ignore[assignment]
-        return clock
 
     def hold(self) -> asyncio.Event:
         """Return an event; set it to let the calls continue."""

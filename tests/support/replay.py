@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pipeline on a real store, with the parts that check and replay its dead letters.
+"""A pipeline on a store, with the parts that check and replay its dead letters.
 
 :func:`make_bench` composes one; :meth:`Bench.send` and :meth:`Bench.send_batch` send to it.
 """
@@ -23,6 +23,7 @@ from engage.pipeline.replay import Replays
 from engage.pipeline.transforms import Transforms
 from engage.testing.factories import all_pages
 from support import mongo
+from support.memory_store import MemoryStore
 from support.pipeline import NOW, SCHEMAS, Core, make_core, send_batch, send_event
 from support.sqlite import config_file, open_store
 
@@ -73,14 +74,17 @@ class Bench:
 async def make_bench(
     folder: Path,
     *,
-    backend: str = "sqlite",
+    backend: str = "memory",
     transforms: Sequence[tuple[str, Transform]] = (),
     limits: Limits = DEFAULT_LIMITS,
 ) -> AsyncIterator[Bench]:
     """Compose the parts on a new store.
 
-    :param backend: ``sqlite`` or ``mongo``.
+    :param backend: ``memory``, ``sqlite`` or ``mongo``.
     """
+    if backend == "memory":
+        yield compose(MemoryStore(), transforms, limits)
+        return
     path = config_file(folder)
     if backend == "mongo":
         url = mongo.shared(mongo.kinds()[0]).url()

@@ -29,6 +29,8 @@ from engage.testing import LogConformance
 from support import flaws
 from support.memory_log import BROKERS, MemoryBroker, MemoryLog, MemoryReader
 
+pytestmark = pytest.mark.virtual_time
+
 
 class OnMemory(LogConformance):
     """The suite on a log in memory."""
@@ -297,6 +299,7 @@ class IsStuckAtLargeRecords(MemoryReader):
         batch = await super().read(max_records=max_records, max_bytes=max_bytes, wait=wait)
         if sum(one.record.size for one in batch.records) > max_bytes:
             self.offsets = before
+            await asyncio.sleep(wait)
             return Batch(records=[])
         return batch
 
@@ -470,12 +473,13 @@ class ContinuesWhereTheOtherWas(MemoryReader):
 
 
 class DropsWhatItHasRead(MemoryReader):
-    """Reads ahead, and forgets what it had read when the partitions are rebalanced."""
+    """Reads ahead, and commits what it has read when the partitions are divided again."""
 
     def assign(self, partitions: set[int]) -> None:
-        kept = partitions & self.offsets.keys()
+        kept = {n: self.log.broker.ends()[n] for n in partitions & self.offsets.keys()}
         super().assign(partitions)
-        self.offsets.update({number: self.log.broker.ends()[number] for number in kept})
+        self.offsets.update(kept)
+        self.log.broker.commit(self.group, kept)
 
 
 # ------------------------------------------------------------------------------ flaws in failures
