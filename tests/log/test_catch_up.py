@@ -17,6 +17,8 @@ from support.memory_log import MemoryBroker, MemoryLog
 from support.pipeline import make_event, turns
 from support.waiting import eventually
 
+pytestmark = pytest.mark.virtual_time
+
 
 @asynccontextmanager
 async def catching_up(broker: MemoryBroker, wait: float = 30.0) -> AsyncIterator[CatchUp]:
@@ -171,25 +173,3 @@ async def test_a_partition_whose_first_records_were_deleted_must_be_passed() -> 
             await one()
         broker.commit("engage", {1: 3})
         await one()
-
-
-async def test_a_group_that_never_ran_is_behind() -> None:
-    broker = MemoryBroker(3)
-    append(broker, 2)
-    broker.commit("another", broker.ends())
-    async with catching_up(broker, wait=0.5) as one:
-        with pytest.raises(ApiError, match="still being stored"):
-            await one()
-
-
-async def test_the_first_offsets_are_not_read_if_the_loaders_have_offsets_everywhere() -> None:
-    broker = MemoryBroker(3)
-    append(broker, 1)
-    broker.commit("engage", broker.ends())
-    append(broker, 1)
-    async with catching_up(broker) as one:
-        waiting = asyncio.create_task(one())
-        await eventually(lambda: broker.calls["committed"] > 1)
-        broker.commit("engage", broker.ends())
-        await waiting
-    assert broker.calls["firsts"] == 0

@@ -4,33 +4,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 
 import pytest
 
 from engage.api import record_of
 from engage.config import LogConfig
-from engage.log import lag as log_lag
 from engage.log.lag import Lag
-from engage.monitoring.metrics import Metrics
 from support.each import each
 from support.memory_log import MemoryBroker, MemoryLog
-from support.pipeline import make_event
+from support.pipeline import CountingMetrics, make_event
 from support.waiting import eventually
+
+pytestmark = pytest.mark.virtual_time
 
 DAY = 24 * 60 * 60 * 1000
 START = 1_795_000_000_000
-
-
-class Gauges(Metrics):
-    """Keeps the gauges of the log."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.values: dict[str, float] = {}
-
-    def log(self, gauges: Mapping[str, float]) -> None:
-        self.values.update(gauges)
 
 
 class Fixture:
@@ -47,13 +35,13 @@ class Fixture:
         self.now = START
         self.broker = MemoryBroker(partitions, retention=retention, clock=lambda: self.now)
         self.log = MemoryLog(self.broker)
-        self.gauges = Gauges()
+        self.metrics = CountingMetrics()
         self.lag = Lag(
             self.log,
             LogConfig(lag_percent=percent),
             timeout=5,
             clock=lambda: self.now,
-            metrics=self.gauges,
+            metrics=self.metrics,
             refuses=refuses,
         )
 
@@ -122,10 +110,9 @@ async def test_nothing_is_overdue_before_the_first_reading() -> None:
 
 @pytest.mark.parametrize("unread", [True, False])
 async def test_a_reading_grows_older_while_the_log_does_not_answer(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, unread: bool
+    caplog: pytest.LogCaptureFixture, unread: bool
 ) -> None:
     """If all was read then, what is unread now may be as old as the reading."""
-    monkeypatch.setattr(log_lag, "POLL_SECONDS", 0.01)
     async with Fixture() as one:
         if unread:
             one.append("a")
@@ -147,16 +134,15 @@ async def test_a_reading_grows_older_while_the_log_does_not_answer(
     assert "the backlog of the log cannot be read" in caplog.text
 
 
-async def test_the_gauges_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_lag, "POLL_SECONDS", 0.01)
+async def test_the_gauges_are_set() -> None:
     async with Fixture() as one:
         one.append("a")
         one.append("b")
         one.now += 1500
         await one.lag.start()
         await one.lag.start()
-        await eventually(lambda: one.gauges.values)
-        assert one.gauges.values == {
+        await eventually(lambda: one.metrics.gauges)
+        assert one.metrics.gauges == {
             "backlog_records": 2,
             "backlog_seconds": 1.5,
             "retention_seconds": 2 * DAY / 1000,
@@ -165,20 +151,19 @@ async def test_the_gauges_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
         await one.lag.close()
         await one.lag.close()
         calls = one.broker.calls["backlog"]
-        await asyncio.sleep(0.03)
+        await asyncio.sleep(300)
         assert one.broker.calls["backlog"] == calls
 
 
 async def test_a_loader_does_not_log_that_events_are_refused(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Servers do that, and refuse them. A loader has the gauges only."""
-    monkeypatch.setattr(log_lag, "POLL_SECONDS", 0.01)
     async with Fixture(refuses=False) as one:
         one.append("a")
         one.now += DAY + 1
         await one.lag.start()
-        await eventually(lambda: one.gauges.values.get("backlog_seconds", 0) > 0)
+        await eventually(lambda: one.metrics.gauges.get("backlog_seconds", 0) > 0)
         assert one.lag.overdue
         assert "503" not in caplog.text
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,17 @@ def _flawed(base: type, method: str, call: Callable[..., Any]) -> type:
 
     cls = type(f"Flawed_{method}", (base,), {method: flawed})
     return cls
+
+
+def without(base: type, method: str, /) -> type:
+    """Return a subclass whose method does nothing."""
+
+    async def nothing(good: Any, *arguments: Any, **options: Any) -> None:
+        pass
+
+    if inspect.iscoroutinefunction(getattr(base, method)):
+        return _flawed(base, method, nothing)
+    return type(f"Flawed_{method}", (base,), {method: lambda *_: None})
 
 
 def called(base: type, method: str, /, **changed: Any) -> type:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import collections
 import contextlib
 import dataclasses
 import time
@@ -23,35 +22,12 @@ from support.waiting import eventually
 TIMEOUT = 5.0
 
 
-class LoadMetrics(CountingMetrics):
-    """Metrics that keep what was counted, also of loaders."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.outcomes: collections.Counter[str] = collections.Counter()
-        self.log_errors = 0
-        self.gap_records = 0
-        self.paused_partitions = 0
-
-    def loaded(self, outcome: str, count: int = 1) -> None:
-        self.outcomes[outcome] += count
-
-    def log_error(self) -> None:
-        self.log_errors += 1
-
-    def gap(self, records: int) -> None:
-        self.gap_records += records
-
-    def paused(self, partitions: int) -> None:
-        self.paused_partitions = partitions
-
-
 @dataclasses.dataclass
 class Loading:
     """A loader that runs in a task."""
 
     loader: Loader
-    metrics: LoadMetrics
+    metrics: CountingMetrics
     ingest: Ingest
     #: What the observers get.
     observed: list[str]
@@ -81,7 +57,7 @@ def start_loader(
 
     :param log: open.
     """
-    metrics = LoadMetrics()
+    metrics = CountingMetrics()
     observed: list[str] = []
 
     def stored(events: Sequence[Event]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import dataclasses
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -70,6 +70,12 @@ class CountingMetrics(Metrics):
         self.lost: collections.Counter[str] = collections.Counter()
         self.letters: collections.Counter[str] = collections.Counter()
         self.errors = 0
+        self.appended: list[int] = []
+        self.loads: collections.Counter[str] = collections.Counter()
+        self.log_errors = 0
+        self.gap_records = 0
+        self.paused_partitions = 0
+        self.gauges: dict[str, float] = {}
 
     def event(
         self,
@@ -92,6 +98,24 @@ class CountingMetrics(Metrics):
 
     def dropped(self, what: str, count: int = 1) -> None:
         self.lost[what] += count
+
+    def append(self, seconds: float, events: int, waiting: int) -> None:
+        self.appended.append(events)
+
+    def loaded(self, outcome: str, count: int = 1) -> None:
+        self.loads[outcome] += count
+
+    def log_error(self) -> None:
+        self.log_errors += 1
+
+    def gap(self, records: int) -> None:
+        self.gap_records += records
+
+    def paused(self, partitions: int) -> None:
+        self.paused_partitions = partitions
+
+    def log(self, gauges: Mapping[str, float]) -> None:
+        self.gauges.update(gauges)
 
 
 @dataclasses.dataclass

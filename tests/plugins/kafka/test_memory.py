@@ -88,11 +88,11 @@ def test_a_loader_holds_two_batches_and_one_fetch_of_each_partition(
                 assert fetched < PARTITIONS * FETCH + PORTION * 2 * SIZE + REST
                 assert records() <= 2 * PORTION
                 valve.gate.set()
-                while running.metrics.outcomes["stored"] < EVENTS:
+                while running.metrics.loads["stored"] < EVENTS:
                     peak = max(peak, records())
                     await asyncio.sleep(0.05)
                 await running.stop()
-                assert running.metrics.outcomes == {"stored": EVENTS}
+                assert running.metrics.loads == {"stored": EVENTS}
 
     asyncio.run(run())
     assert 0 < peak <= 2 * PORTION
