@@ -14,7 +14,6 @@ from engage.api import EngageError, EventStore, Page, StorageUnavailable, Subscr
 from engage.testing.factories import TIME, event, identify, letter
 from engage.testing.memory_store import MemoryEvents, MemoryStore
 from engage.testing.storage.suppressions import suppression
-from engage.upkeep import export as upkeep_export
 from engage.upkeep.export import ATTEMPTS, KINDS, MAX_PAGE, PAGE, Kind, Selection, all_pages, export
 from support.each import each
 
@@ -256,7 +255,7 @@ async def test_all_pages_are_read() -> None:
 
 
 class Numbers:
-    """A scan of the numbers below 50 000 in a store that does not answer now and then.
+    """A scan of the numbers below 20 000 in a store that does not answer now and then.
 
     :param fails: returns whether it answers a call: its number, the place and the limit.
     """
@@ -270,33 +269,28 @@ class Numbers:
         self.limits.append(limit)
         if self._fails(len(self.limits), start, limit):
             raise StorageUnavailable("busy")
-        end = min(start + limit, 50_000)
-        return Page(range(start, end), str(end) if end < 50_000 else None)
-
-
-@pytest.fixture
-def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upkeep_export, "PAUSE", 0.0)
+        end = min(start + limit, 20_000)
+        return Page(range(start, end), str(end) if end < 20_000 else None)
 
 
 async def test_pages_grow_and_never_beyond_the_largest() -> None:
     numbers = Numbers(lambda *_: False)
-    assert [n async for n in all_pages(numbers.read)] == list(range(50_000))
+    assert [n async for n in all_pages(numbers.read)] == list(range(20_000))
     assert numbers.limits[:5] == [PAGE, 2 * PAGE, 4 * PAGE, 8 * PAGE, MAX_PAGE]
     assert max(numbers.limits) == MAX_PAGE
 
 
-@pytest.mark.usefixtures("no_pause")
+@pytest.mark.virtual_time
 async def test_a_page_that_fails_is_read_again_in_smaller_parts() -> None:
-    too_large = Numbers(lambda _, start, limit: start > 20_000 and limit > 700)
-    assert [n async for n in all_pages(too_large.read)] == list(range(50_000))
-    now_and_then = Numbers(lambda call, *_: call % 3 != 0)
-    assert [n async for n in all_pages(now_and_then.read)] == list(range(50_000))
+    too_large = Numbers(lambda _, start, limit: start > 5_000 and limit > 700)
+    assert [n async for n in all_pages(too_large.read)] == list(range(20_000))
+    now_and_then = Numbers(lambda call, *_: call % 3 == 0)
+    assert [n async for n in all_pages(now_and_then.read)] == list(range(20_000))
 
 
-@pytest.mark.usefixtures("no_pause")
+@pytest.mark.virtual_time
 async def test_a_scan_that_is_interrupted_can_be_continued_without_a_gap() -> None:
-    down = Numbers(lambda _, start, __: start >= 10_000)
+    down = Numbers(lambda _, start, __: start >= 5_000)
     seen = []
     scan = all_pages(down.read)
 
@@ -312,7 +306,7 @@ async def test_a_scan_that_is_interrupted_can_be_continued_without_a_gap() -> No
             Numbers(lambda *_: False).read, str(caught.value).rpartition(" ")[2]
         )
     ]
-    assert [*seen, *rest] == list(range(50_000))
+    assert [*seen, *rest] == list(range(20_000))
     first = Numbers(lambda *_: True)
     with pytest.raises(StorageUnavailable, match=r"\Abusy\Z"):
         [n async for n in all_pages(first.read)]
