@@ -25,6 +25,8 @@ from support.pipeline import ACME, NOW, OTHER
 from support.server_inprocess import Valve
 from support.waiting import eventually
 
+pytestmark = pytest.mark.virtual_time
+
 STORED = "0123456789abcdef0123456789abcdef"
 
 
@@ -56,9 +58,7 @@ async def put(store: RecordStore, key_id: str, kind: str = KEY, **body: Any) -> 
     await store.put_record(Record(kind=kind, workspace_id="acme", id=key_id, body=encoded, at=NOW))
 
 
-async def test_changes_are_followed(store: RecordStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "POLL_SECONDS", 0.05)
-    monkeypatch.setattr(keys, "GAP_SECONDS", 0.01)
+async def test_changes_are_followed(store: RecordStore) -> None:
     await put(store, "ios")
     async with Table(store) as table:
         assert (table.code(STORED), table.code("key-1")) == ("ios", "website")
@@ -79,10 +79,8 @@ async def test_records_are_read_again_only_after_a_change(
     store: RecordStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And now and then, in case that a version was lost."""
-    monkeypatch.setattr(keys, "POLL_SECONDS", 0.02)
-    monkeypatch.setattr(keys, "GAP_SECONDS", 0.01)
     lists, versions = 0, 0
-    list_records, records_version = store.list_records, store.records_version
+    list_records = store.list_records
 
     async def counted_list(*args: Any, **options: Any) -> Any:
         nonlocal lists
@@ -97,22 +95,19 @@ async def test_records_are_read_again_only_after_a_change(
     monkeypatch.setattr(store, "list_records", counted_list)
     monkeypatch.setattr(store, "records_version", frozen_version)
     async with Table(store) as table:
-        await eventually(lambda: versions >= 20)
+        await eventually(lambda: versions >= 10)
         assert lists == 2
         await put(store, "ios")
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(keys.LIST_SECONDS / 2)
         assert table.code(STORED) == "invalid_write_key"
-        monkeypatch.setattr(keys, "LIST_SECONDS", 0.1)
-        await eventually(lambda: table.code(STORED) == "ios")
-    assert records_version is not None
+        await asyncio.sleep(keys.LIST_SECONDS)
+        assert table.code(STORED) == "ios"
 
 
 async def test_the_table_stays_while_the_store_is_away(
-    store: RecordStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    store: RecordStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One line says that it is away, and one that it is back."""
-    monkeypatch.setattr(keys, "POLL_SECONDS", 0.02)
-    monkeypatch.setattr(keys, "GAP_SECONDS", 0.01)
     valve = Valve("records_version")
     valve(cast("Any", store))
     await put(store, "ios")
@@ -128,10 +123,7 @@ async def test_the_table_stays_while_the_store_is_away(
             assert bool(caplog.records[0].exc_info) == isinstance(error, ZeroDivisionError)
 
 
-async def test_before_the_first_read_nothing_is_accepted(
-    store: RecordStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(keys, "GAP_SECONDS", 0.01)
+async def test_before_the_first_read_nothing_is_accepted(store: RecordStore) -> None:
     valve = Valve("list_records")
     valve(cast("Any", store))
     valve.error = StorageUnavailable("away")
@@ -153,16 +145,13 @@ async def test_before_the_first_read_nothing_is_accepted(
         ]
 
 
-async def test_a_storage_without_records_has_the_keys_of_the_config(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_storage_without_records_has_the_keys_of_the_config() -> None:
     """Nothing waits."""
-    monkeypatch.setattr(keys, "WAIT_SECONDS", 3600.0)
     table = Table(MemoryEvents())
     assert table.loaded
     async with table:
         assert (table.code("key-1"), table.code("nope")) == ("website", "invalid_write_key")
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(0.1):
             with pytest.raises(UnknownKeyError):
                 await table.wait(UnknownKeyError())
 
@@ -215,12 +204,8 @@ async def test_a_waiting_request_does_not_hold_its_decoded_body(store: RecordSto
         assert caught.value.__traceback__ is None
 
 
-async def test_keys_of_the_store_are_masked_in_the_log(
-    store: RecordStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_keys_of_the_store_are_masked_in_the_log(store: RecordStore) -> None:
     """Those that are created later, too, and those that a key of the config hides."""
-    monkeypatch.setattr(keys, "POLL_SECONDS", 0.02)
-    monkeypatch.setattr(keys, "GAP_SECONDS", 0.01)
     later, hidden = "f" * 32, "e" * 32
     stream = io.StringIO()
     logs.configure("info", "json", secrets=["static"], stream=stream)
@@ -239,14 +224,11 @@ async def test_keys_of_the_store_are_masked_in_the_log(
     assert stream.getvalue().count("the config has a key with this id") == 1
 
 
-async def test_a_store_that_hangs_does_not_delay_the_start_for_long(
-    store: RecordStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(keys, "WAIT_SECONDS", 0.05)
+async def test_a_store_that_hangs_does_not_delay_the_start_for_long(store: RecordStore) -> None:
     valve = Valve("records_version")
     valve(cast("Any", store))
     valve.gate.clear()
-    async with asyncio.timeout(60), Table(store) as table:
+    async with asyncio.timeout(5), Table(store) as table:
         assert not table.loaded
         assert table.code("key-1") == "storage_unavailable"
         valve.gate.set()
