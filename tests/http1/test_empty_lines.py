@@ -19,14 +19,16 @@ async def test_half_of_an_empty_line_begins_no_request(before: bytes) -> None:
     """A drain does not wait for the rest, the connection is closed in silence."""
     async with running() as server, contextlib.AsyncExitStack() as stack:
         listener = server.listener
-        for end in (None, Connection.expired, Connection.give_way):
+        for end in (None, "half close", Connection.expired, Connection.give_way):
             client = await stack.enter_async_context(await RawClient.connect(server.port))
             await client.send(before)
             assert not before or (await client.answer()).body == b"x"
             await client.send(b"\r")
             (connection,) = await eventually(lambda: listener.connections)
-            await eventually(lambda: connection._buffer)  # noqa: B023 (called here)
-            if end is None:
+            await eventually(lambda: connection.held)  # noqa: B023 (called here)
+            if isinstance(end, str):
+                client.half_close()
+            elif end is None:
                 assert connection.idle
                 await client.send(b"\n" + request(b"y"))
                 assert (await client.answer()).body == b"y"
@@ -44,9 +46,10 @@ async def test_empty_lines_that_waited_are_not_held() -> None:
         await client.send(request(b"x"))
         (connection,) = await eventually(lambda: server.listener.connections)
         await eventually(lambda: connection.serving)
+        before = connection.held
         await client.send(b"\r\n" * 1000)
-        await eventually(lambda: len(connection._buffer) == 2000)
+        await eventually(lambda: connection.held == before + 2000)
         gate.set()
         assert (await client.answer()).body == b"x"
-        await eventually(lambda: connection.idle and not connection._buffer)
+        await eventually(lambda: connection.idle)
         assert connection.held == server.listener.shared.capacity.held == 0

@@ -31,34 +31,6 @@ async def test_bodies_in_memory_are_bounded() -> None:
             assert server.listener.shared.capacity.held == 0
 
 
-async def test_a_request_too_many_is_refused() -> None:
-    """While ``server.max_connections`` others are answered; idle connections stay."""
-    async with running(max_connections=2) as server, contextlib.AsyncExitStack() as stack:
-
-        async def connect() -> RawClient:
-            return await stack.enter_async_context(await RawClient.connect(server.port))
-
-        idle, busy, also_busy = await connect(), await connect(), await connect()
-        await idle.send(request(b"0"))
-        assert (await idle.answer()).status == 200
-        gate = server.settings["gate"] = asyncio.Event()
-        await busy.send(request(b"1"))
-        await eventually(lambda: any(one.serving for one in server.listener.connections))
-        await also_busy.send(request(b"2"))
-        await eventually(lambda: sum(one.serving for one in server.listener.connections) == 2)
-        told = await connect()
-        await told.send(request(b"3"))
-        answer = await told.answer()
-        assert (answer.status, answer.json["code"]) == (503, "overloaded")
-        assert 1 <= int(answer.headers["retry-after"]) <= 5
-        assert await told.closed()
-        gate.set()
-        assert (await busy.answer()).body == b"1"
-        assert (await also_busy.answer()).body == b"2"
-        await idle.send(request(b"4"))
-        assert (await idle.answer()).body == b"4"
-
-
 async def test_a_drain_answers_requests_and_closes_idle_connections() -> None:
     """Answers announce that the connection closes."""
     async with running() as server, contextlib.AsyncExitStack() as stack:
@@ -112,7 +84,6 @@ async def test_a_drain_ends_after_its_time() -> None:
     "test",
     [
         test_bodies_in_memory_are_bounded,
-        test_a_request_too_many_is_refused,
         test_a_drain_answers_requests_and_closes_idle_connections,
         test_a_drain_ends_after_its_time,
     ],

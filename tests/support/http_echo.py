@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
@@ -117,6 +118,31 @@ class Running:
         async with await RawClient.connect(self.port) as client:
             await client.send(data)
             return await client.answer(**arguments)
+
+
+class Wire(asyncio.Transport):
+    """A transport that keeps what was written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[bytes | bytearray | memoryview] = []
+        self.closing = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        assert not self.closing
+        self.written.append(data)
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self.closing = True
+
+    def nothing(self, *_: object, **__: object) -> None:
+        """Accept a call that changes nothing here."""
+
+    abort = close
+    write_eof = set_write_buffer_limits = pause_reading = resume_reading = nothing
 
 
 @contextlib.asynccontextmanager
