@@ -57,7 +57,6 @@ class _Pages(httputil.HTTPServerConnectionDelegate):
     """Answers every path with a page whose name is the path."""
 
     def __init__(self) -> None:
-        self.handlers: list[Handler] = []
         self.logged: list[int] = []
 
     def start_request(
@@ -66,9 +65,7 @@ class _Pages(httputil.HTTPServerConnectionDelegate):
         assert isinstance(request_conn, Exchange)
         log: Callable[[Handler], None] = lambda handler: self.logged.append(handler.status)  # noqa: E731
         segments = {"name": request_conn.request.path[1:]}
-        handler = _Page(request_conn, ROUTE, SERVICES, log, segments)
-        self.handlers.append(handler)
-        return handler
+        return _Page(request_conn, ROUTE, SERVICES, log, segments)
 
 
 @contextlib.asynccontextmanager
@@ -136,19 +133,23 @@ async def test_the_handler_of_a_client_that_is_gone_before_its_body_ends() -> No
     """It answers in vain: the client may have closed only one direction."""
     async with _serving() as (pages, port), await RawClient.connect(port) as client:
         await client.send(request(b"{}", method="PUT")[:-1])
-        await eventually(lambda: pages.handlers)
+        handling = await eventually(_handling)
         client.writer.transport.abort()
-        await eventually(lambda: pages.handlers[0]._task.done())
+        await eventually(lambda: all(task.done() for task in handling))
     assert pages.logged in ([], [400])
 
 
 async def test_a_request_that_is_cancelled_is_answered(caplog: pytest.LogCaptureFixture) -> None:
     async with _serving() as (pages, port), await RawClient.connect(port) as client:
         await client.send(request(b"{}", method="PUT")[:-1])
-        await eventually(lambda: pages.handlers)
-        await asyncio.sleep(0.01)
+        [task] = await eventually(_handling)
         with caplog.at_level(logging.ERROR):
-            pages.handlers[0]._task.cancel()
+            task.cancel()
             assert (await client.answer()).status == 500
-        assert pages.handlers[0]._task.cancelled()
+        assert task.cancelled()
         assert pages.logged == [500]
+
+
+def _handling() -> list[asyncio.Task[object]]:
+    """Return the tasks that handle a request and wait for its body."""
+    return [task for task in asyncio.all_tasks() if "Handler" in repr(task.get_coro())]

@@ -187,7 +187,7 @@ async def test_a_slow_reader_gets_everything(configure: Configure) -> None:
         for number in range(2000):
             _request(request_id=f"r-{number:08}")
         logs.flush()
-        lines = [await asyncio.to_thread(reader.readline) for _ in range(2000)]
+        lines = await asyncio.to_thread(lambda: [reader.readline() for _ in range(2000)])
     assert [json.loads(line)["requestId"] for line in lines] == [f"r-{n:08}" for n in range(2000)]
 
 

@@ -7,18 +7,14 @@ items, of which anyone with a write key can send any number, cannot prevent that
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
-from engage.api import DeadLetter, DeadLetterBudget, DeadLetterStore, StorageUnavailable
+from engage.api import DeadLetterBudget, DeadLetterStore, StorageUnavailable
 from engage.config import Limits
-from engage.pipeline import pipeline
-from engage.pipeline.decode import decode_json_in_slices
 from engage.testing.factories import all_pages
 from support.memory_store import MemoryEvents, MemoryStore
 from support.pipeline import (
@@ -30,10 +26,8 @@ from support.pipeline import (
     make_core,
     send_batch,
     send_event,
-    turns,
 )
 from support.sqlite import make
-from support.waiting import eventually
 
 FIRST = {**GOOD, "messageId": "m"}
 OTHER = {**GOOD, "messageId": "m", "properties": {"a": 1}}
@@ -295,36 +289,3 @@ def test_a_budget_has_three_parts() -> None:
     assert budget.of("conflict") == (10_000, 64 * 1024 * 1024)
     assert budget.of("api") == (10_000, 64 * 1024 * 1024)
     assert budget.of("webhook") == (10_000, 256 * 1024 * 1024)
-
-
-async def test_only_one_large_batch_with_conflicts_is_in_memory_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Its items are decoded again, and needed until they are kept."""
-    core = make_core(event_bytes=100_000)
-    decoded = 0
-    gate = asyncio.Event()
-    keep = core.store.keep
-
-    async def counted(data: bytes, limits: Limits) -> Any:
-        nonlocal decoded
-        decoded += 1
-        return await decode_json_in_slices(data, limits)
-
-    async def held(letters: Sequence[DeadLetter]) -> Sequence[bool]:
-        await gate.wait()
-        return await keep(letters)
-
-    monkeypatch.setattr(pipeline, "decode_json_in_slices", counted)
-    core.store.keep = held  # type: ignore[method-assign]
-    await send_batch(core, [FIRST, {**FIRST, "messageId": "n"}])
-    large = [
-        asyncio.ensure_future(send_batch(core, [{**conflict(1, 80_000), "messageId": name}]))
-        for name in "mn"
-    ]
-    await eventually(lambda: decoded >= 3)
-    await turns(100)
-    assert decoded == 3
-    gate.set()
-    assert [(await one).duplicates for one in large] == [1, 1]
-    assert decoded == 4

@@ -265,25 +265,6 @@ async def test_a_search_ends_with_its_requests(monkeypatch: pytest.MonkeyPatch) 
     await core.pipeline.subscriptions(right)
 
 
-async def test_a_failed_read_ends_only_the_search_that_it_belongs_to() -> None:
-    store = store_with_users(*(f"u-{number}" for number in range(2_000)))
-    core = make_core(store)
-    holders = store.holders
-
-    async def failing(*arguments: Any, **options: Any) -> Any:
-        if options["after"] is not None:
-            store.holders = holders  # type: ignore[method-assign]
-            raise StorageUnavailable("down")
-        return await holders(*arguments, **options)
-
-    store.holders = failing  # type: ignore[method-assign]
-    right = orjson.dumps(body(user="u-1999"))
-    with pytest.raises(StorageUnavailable):
-        await core.pipeline.subscriptions(right)
-    await core.pipeline.subscriptions(right)
-    assert [change.user_id for change in store.changes] == ["u-1999"]
-
-
 async def test_a_user_named_by_id_is_not_looked_up() -> None:
     store = MemoryStore()
     await put(store, body(user="u-1", identifierKey="id", identifier="u-1"))

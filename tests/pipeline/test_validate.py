@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from engage.api import EVENT_TYPES
 from engage.errors import MAX_ERRORS, Problem
-from engage.pipeline.validate import _DEFAULTS
 from support.each import each
 from support.pipeline import SCHEMAS
 
@@ -170,35 +168,3 @@ def test_a_valid_event_has_no_problems() -> None:
 def test_integers_beyond_64_bits_are_described() -> None:
     """A transform can make such an integer."""
     assert isinstance(SCHEMAS.problems("track", {"userId": "u", "event": 2**70})[0], Problem)
-
-
-def test_every_rule_without_a_message_has_a_default() -> None:
-    said = {"required", "maxLength", "maxProperties", "not"}
-
-    def walk(schema: Any) -> None:
-        if isinstance(schema, list):
-            for child in schema:
-                walk(child)
-        if not isinstance(schema, dict):
-            return
-        for keyword in ("type", "enum", "minLength", "pattern", "anyOf", "additionalProperties"):
-            if keyword in schema and not isinstance(schema[keyword], dict):
-                assert (
-                    keyword in schema.get("x-messages", {})
-                    or keyword in _DEFAULTS
-                    or (keyword in said)
-                )
-        for name, child in schema.items():
-            if name not in ("examples", "x-messages", "enum"):
-                walk(list(child.values()) if name in ("properties", "$defs") else child)
-
-    for schema in SCHEMAS.documents.values():
-        walk(schema)
-
-
-def test_every_type_of_event_has_a_schema() -> None:
-    others = {"common", "item", "batch", "subscriptions", "choice"}
-    assert set(SCHEMAS.documents) == {*EVENT_TYPES, *others}
-    for kind in EVENT_TYPES:
-        assert SCHEMAS.documents[kind]["properties"]["type"]["enum"] == [kind, None]
-    assert SCHEMAS.documents["item"]["properties"]["type"]["enum"] == list(EVENT_TYPES)

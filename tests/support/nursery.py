@@ -78,6 +78,15 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
+class ForkedChild(Forked):
+    """The same of :class:`asyncio.subprocess.Process`."""
+
+    async def wait(self) -> int:  # type: ignore[override]
+        while (status := self.poll()) is None:  # noqa: ASYNC110
+            await asyncio.sleep(_POLL)
+        return status
+
+
 class Nursery:
     """The process that forks. It ends with the process that made it."""
 
@@ -100,6 +109,13 @@ class Nursery:
         """
         request = {"arguments": arguments, "environment": dict(environment), "folder": os.getcwd()}
         return Forked(self, self.ask(request, [log]))
+
+    async def fork_child(
+        self, *arguments: str, pass_fds: Sequence[int], env: Mapping[str, str], **_: Any
+    ) -> ForkedChild:
+        """Fork the helper process that :func:`engage.server.children.start_child` would start."""
+        kind = arguments[arguments.index("engage.server.child") + 1]
+        return ForkedChild(self, self.ask({"child": kind, "environment": dict(env)}, pass_fds))
 
     def ask(self, request: Any, descriptors: Sequence[int] = ()) -> Any:
         """Send a request and return the answer.
@@ -151,7 +167,10 @@ def main() -> None:
                 running.discard(pid)
         else:
             answer = os.fork()
-            if not answer:
+            if not answer and "child" in request:
+                ours = descriptors[:1]
+                _be_child([request["child"], *map(str, ours)], ours, request["environment"])
+            elif not answer:
                 _serve(request, descriptors[0])
             running.add(answer)
         for descriptor in descriptors:

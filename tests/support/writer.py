@@ -10,6 +10,8 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import pytest
+
 from engage.api import Status, StorageContext
 from engage.config import load as load_config
 from engage.server.child import Setup
@@ -18,6 +20,7 @@ from engage.testing import event
 from engage.testing.factories import ids
 from engage_plugins.sqlite.store import SqliteStorage
 from support.exactly_once import check_exactly_once
+from support.nursery import nursery
 from support.sqlite import config_file
 
 
@@ -65,12 +68,14 @@ async def helper(tmp_path: Path, *, write_timeout: float = 30) -> AsyncIterator[
     config = dataclasses.replace(config, server=server)
     run = make(tmp_path, timeout=write_timeout).helper()
     keeper = HelperKeeper(Setup(config, 0, True, (), helper=run))
-    keeping = asyncio.create_task(keeper.run())
-    try:
-        yield
-    finally:
-        keeper.stop()
-        await keeping
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncio, "create_subprocess_exec", nursery().fork_child)
+        keeping = asyncio.create_task(keeper.run())
+        try:
+            yield
+        finally:
+            keeper.stop()
+            await keeping
 
 
 @contextlib.asynccontextmanager

@@ -86,7 +86,7 @@ async def test_a_call_that_is_not_acknowledged_in_time_fails() -> None:
 
 @pytest.mark.kafka
 @pytest.mark.timeout(600, func_only=True)
-def test_another_client_finds_what_is_documented(kafka_nodes: kafka.Cluster) -> None:
+async def test_another_client_finds_what_is_documented(kafka_nodes: kafka.Cluster) -> None:
     """Key, value, headers, partition, time and topic; see docs/log-kafka.md."""
     topic = topic_name()
     body = orjson.dumps({"type": "track", "event": "Signed Up", "userId": "ü1"})
@@ -102,14 +102,10 @@ def test_another_client_finds_what_is_documented(kafka_nodes: kafka.Cluster) -> 
         timestamp=1_794_999_999_000,
         body=body,
     )
-
-    async def run() -> None:
-        async with opened(kafka_nodes.servers(), topic) as log:
-            await log.append([record_of(event)])
-            await log.append_dead([record_of(event)])
-
     started = time.time() * 1000
-    asyncio.run(run())
+    async with opened(kafka_nodes.servers(), topic) as log:
+        await log.append([record_of(event)])
+        await log.append_dead([record_of(event)])
     (found,) = kafka_nodes.records(topic)
     assert found.key() == "main:ü1".encode()
     assert found.value() == body
@@ -136,7 +132,7 @@ def test_another_client_finds_what_is_documented(kafka_nodes: kafka.Cluster) -> 
 
 @pytest.mark.kafka
 @pytest.mark.timeout(600, func_only=True)
-def test_what_another_client_writes_is_read(kafka_nodes: kafka.Cluster) -> None:
+async def test_what_another_client_writes_is_read(kafka_nodes: kafka.Cluster) -> None:
     """Records without a key, a value or headers, and two headers of one name, break nothing."""
     from confluent_kafka import Producer
 
@@ -145,23 +141,19 @@ def test_what_another_client_writes_is_read(kafka_nodes: kafka.Cluster) -> None:
     producer.produce(topic, key=None, value=None)
     producer.produce(topic, key=b"k", value=b"v", headers=[("a", b"1"), ("a", b"2"), ("b", None)])
     assert producer.flush(20) == 0
-
-    async def run() -> None:
-        async with opened(kafka_nodes.servers(), topic) as log:
-            reader = log.reader("g")
-            await reader.open()
-            found: list[LogRecord] = []
-            while len(found) < 2:
-                batch = await reader.read(max_records=10, max_bytes=1 << 20, wait=5)
-                found += [one.record for one in batch.records]
-            await reader.close()
-        assert (found[0].key, found[0].value, dict(found[0].headers)) == (b"", b"", {})
-        assert (found[1].key, found[1].value) == (b"k", b"v")
-        assert dict(found[1].headers) == {"a": b"1", "b": b""}
-        with pytest.raises(ValueError, match="kind"):
-            unpack(found[0])
-
-    asyncio.run(run())
+    async with opened(kafka_nodes.servers(), topic) as log:
+        reader = log.reader("g")
+        await reader.open()
+        found: list[LogRecord] = []
+        while len(found) < 2:
+            batch = await reader.read(max_records=10, max_bytes=1 << 20, wait=5)
+            found += [one.record for one in batch.records]
+        await reader.close()
+    assert (found[0].key, found[0].value, dict(found[0].headers)) == (b"", b"", {})
+    assert (found[1].key, found[1].value) == (b"k", b"v")
+    assert dict(found[1].headers) == {"a": b"1", "b": b""}
+    with pytest.raises(ValueError, match="kind"):
+        unpack(found[0])
 
 
 async def test_a_reader_is_closed_while_a_request_of_it_waits(

@@ -49,7 +49,7 @@ def test_no_client_creates_a_topic_by_asking_for_it() -> None:
 
 @nodes
 @long
-def test_markers_of_transactions_are_not_a_backlog(kafka_nodes: kafka.Cluster) -> None:
+async def test_markers_of_transactions_are_not_a_backlog(kafka_nodes: kafka.Cluster) -> None:
     """They have offsets, and no reader is given them."""
     topic = kafka_nodes.make_topic(topic_name(), partitions=2)
     other = Producer(
@@ -67,114 +67,103 @@ def test_markers_of_transactions_are_not_a_backlog(kafka_nodes: kafka.Cluster) -
         other.flush()
         (other.abort_transaction if abort else other.commit_transaction)(30)
 
-    async def run() -> None:
-        async with opened(kafka_nodes.servers(), topic) as log:
-            await log.append([record(f"{number}", f"{number}") for number in range(9)])
-            transact(b"a")
-            transact(b"aborted", abort=True)
-            reader = log.reader("g")
-            await reader.open()
-            found: list[bytes] = []
-            offsets: dict[int, int] = {}
-            while offsets != await log.ends():
-                batch = await reader.read(max_records=100, max_bytes=1 << 20, wait=0.5)
-                found += [one.record.value for one in batch.records]
-                offsets |= {one.partition: one.offset + 1 for one in batch.records}
-                offsets |= batch.passed
-                assert not batch.gaps
-            await reader.commit(offsets)
-            assert await log.committed("g") == offsets
-            assert sorted(found) == [*(b"%d" % number for number in range(9)), b"a"]
-            # A new member, which finds only a marker.
-            await reader.close()
-            await asyncio.to_thread(transact, b"aborted", abort=True)
-            backlog = await log.backlog("g")
-            assert (backlog.records, backlog.oldest_at) == (0, None)
-            reader = log.reader("g")
-            await reader.open()
-            while (await log.committed("g"))[0] < offsets[0] + 2:
-                batch = await reader.read(max_records=100, max_bytes=1 << 20, wait=0.5)
-                assert not batch.records
-                await reader.commit(batch.passed)
-            await reader.close()
-
-    asyncio.run(run())
+    async with opened(kafka_nodes.servers(), topic) as log:
+        await log.append([record(f"{number}", f"{number}") for number in range(9)])
+        transact(b"a")
+        transact(b"aborted", abort=True)
+        reader = log.reader("g")
+        await reader.open()
+        found: list[bytes] = []
+        offsets: dict[int, int] = {}
+        while offsets != await log.ends():
+            batch = await reader.read(max_records=100, max_bytes=1 << 20, wait=0.5)
+            found += [one.record.value for one in batch.records]
+            offsets |= {one.partition: one.offset + 1 for one in batch.records}
+            offsets |= batch.passed
+            assert not batch.gaps
+        await reader.commit(offsets)
+        assert await log.committed("g") == offsets
+        assert sorted(found) == [*(b"%d" % number for number in range(9)), b"a"]
+        # A new member, which finds only a marker.
+        await reader.close()
+        await asyncio.to_thread(transact, b"aborted", abort=True)
+        backlog = await log.backlog("g")
+        assert (backlog.records, backlog.oldest_at) == (0, None)
+        reader = log.reader("g")
+        await reader.open()
+        while (await log.committed("g"))[0] < offsets[0] + 2:
+            batch = await reader.read(max_records=100, max_bytes=1 << 20, wait=0.5)
+            assert not batch.records
+            await reader.commit(batch.passed)
+        await reader.close()
 
 
 @nodes
 @long
-def test_a_topic_that_is_made_again_under_a_reader_is_read_from_its_beginning(
+async def test_a_topic_that_is_made_again_under_a_reader_is_read_from_its_beginning(
     kafka_nodes: kafka.Cluster,
 ) -> None:
     """Its new records have offsets that the reader has passed, so none is out of range."""
     topic = kafka_nodes.make_topic(topic_name(), partitions=1)
-
-    async def run() -> None:
-        async with opened(kafka_nodes.servers(), topic) as log:
-            await log.append([record(f"old{number}") for number in range(30)])
-            reader = log.reader("g")
-            await reader.open()
-            found: list[str] = []
-            while len(found) < 30:
-                batch = await reader.read(max_records=10, max_bytes=1 << 20, wait=0.5)
-                found += [one.record.value.decode() for one in batch.records]
-                if len(found) == 10:
-                    await reader.commit({0: 10})
-            deleted = kafka_nodes.admin.delete_topics([topic], operation_timeout=60)[topic]
-            await asyncio.to_thread(deleted.result)
-            await asyncio.to_thread(kafka_nodes.make_topic, topic, partitions=1)
-            await until(log.check)
-            new = [f"new{number}" for number in range(50)]
-            await log.append([record(name) for name in new])
-            # The storage has been slow, and now has the last batch.
-            await reader.commit({0: 30})
-            found = []
-            gaps: dict[int, tuple[int, int]] = {}
-            while len(found) < 50:
-                batch = await reader.read(max_records=100, max_bytes=1 << 20, wait=0.5)
-                found += [one.record.value.decode() for one in batch.records]
-                gaps |= batch.gaps
-            await reader.commit({0: 50})
-            assert (found, gaps) == (new, {0: (30, 0)})
-            assert await log.committed("g") == {0: 50}
-            await reader.close()
-
-    asyncio.run(run())
+    async with opened(kafka_nodes.servers(), topic) as log:
+        await log.append([record(f"old{number}") for number in range(30)])
+        reader = log.reader("g")
+        await reader.open()
+        found: list[str] = []
+        while len(found) < 30:
+            batch = await reader.read(max_records=10, max_bytes=1 << 20, wait=0.5)
+            found += [one.record.value.decode() for one in batch.records]
+            if len(found) == 10:
+                await reader.commit({0: 10})
+        deleted = kafka_nodes.admin.delete_topics([topic], operation_timeout=60)[topic]
+        await asyncio.to_thread(deleted.result)
+        await asyncio.to_thread(kafka_nodes.make_topic, topic, partitions=1)
+        await until(log.check)
+        new = [f"new{number}" for number in range(50)]
+        await log.append([record(name) for name in new])
+        # The storage has been slow, and now has the last batch.
+        await reader.commit({0: 30})
+        found = []
+        gaps: dict[int, tuple[int, int]] = {}
+        while len(found) < 50:
+            batch = await reader.read(max_records=100, max_bytes=1 << 20, wait=0.5)
+            found += [one.record.value.decode() for one in batch.records]
+            gaps |= batch.gaps
+        await reader.commit({0: 50})
+        assert (found, gaps) == (new, {0: (30, 0)})
+        assert await log.committed("g") == {0: 50}
+        await reader.close()
 
 
 @nodes
 @long
-def test_what_brokers_compress_is_read(
+async def test_what_brokers_compress_is_read(
     kafka_nodes: kafka.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A topic that could not be read is refused before anything is acknowledged."""
     topic = kafka_nodes.make_topic(topic_name(), partitions=1, config={"compression.type": "zstd"})
-
-    async def run() -> None:
-        async with opened(kafka_nodes.servers(), topic) as log:
-            await log.append([record("a" * 1000)])
-            for codec in ("gzip", "snappy", "lz4"):
-                other = Producer(
-                    {
-                        "bootstrap.servers": kafka_nodes.servers(),
-                        "compression.type": codec,
-                        "log_level": 0,
-                    }
-                )
-                other.produce(topic, codec.encode() * 100)
-                other.flush()
-            reader = log.reader("g")
-            await reader.open()
-            values: set[bytes] = set()
-            while len(values) < 4:
-                batch = await reader.read(max_records=100, max_bytes=1 << 20, wait=0.5)
-                values |= {one.record.value for one in batch.records}
-            await reader.close()
-        monkeypatch.setattr(client.aiokafka.codec, "has_zstd", lambda: False)
-        with pytest.raises(StorageIncompatible, match=r"compression\.type=zstd"):
-            await make_log(kafka_nodes.servers(), topic).open(create=True)
-
-    asyncio.run(run())
+    async with opened(kafka_nodes.servers(), topic) as log:
+        await log.append([record("a" * 1000)])
+        for codec in ("gzip", "snappy", "lz4"):
+            other = Producer(
+                {
+                    "bootstrap.servers": kafka_nodes.servers(),
+                    "compression.type": codec,
+                    "log_level": 0,
+                }
+            )
+            other.produce(topic, codec.encode() * 100)
+            other.flush()
+        reader = log.reader("g")
+        await reader.open()
+        values: set[bytes] = set()
+        while len(values) < 4:
+            batch = await reader.read(max_records=100, max_bytes=1 << 20, wait=0.5)
+            values |= {one.record.value for one in batch.records}
+        await reader.close()
+    monkeypatch.setattr(client.aiokafka.codec, "has_zstd", lambda: False)
+    with pytest.raises(StorageIncompatible, match=r"compression\.type=zstd"):
+        await make_log(kafka_nodes.servers(), topic).open(create=True)
 
 
 async def test_an_offset_that_is_gone_is_a_gap() -> None:

@@ -59,7 +59,7 @@ async def received(proxies: Collection[TcpProxy]) -> int:
     return last
 
 
-def test_a_loader_holds_two_batches_and_one_fetch_of_each_partition(
+async def test_a_loader_holds_two_batches_and_one_fetch_of_each_partition(
     kafka_nodes: kafka.Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long the backlog is, and however slow the storage."""
@@ -67,32 +67,27 @@ def test_a_loader_holds_two_batches_and_one_fetch_of_each_partition(
     config = {"max.message.bytes": str(FETCH)}
     topic = kafka_nodes.make_topic(topic_name(), partitions=PARTITIONS, config=config)
     peak = 0
-
-    async def run() -> None:
-        nonlocal peak
-        async with opened(kafka_nodes.servers(), topic, seconds=30) as log:
-            for first in range(0, EVENTS, 2000):
-                await log.append([record_of(event(first + n)) for n in range(2000)])
-        valve = Valve("write")
-        with kafka_nodes.proxies() as proxies:
-            async with (
-                open_store(config_file(tmp_path)) as store,
-                opened(kafka_nodes.servers("advertised"), topic, seconds=30) as log,
-            ):
-                valve(store)
-                valve.gate.clear()
-                before = await received(proxies.values())
-                running = start_loader(log, store, timeout=60)
-                await eventually(lambda: records() > 0)
-                fetched = await received(proxies.values()) - before
-                assert fetched < PARTITIONS * FETCH + PORTION * 2 * SIZE + REST
-                assert records() <= 2 * PORTION
-                valve.gate.set()
-                while running.metrics.loads["stored"] < EVENTS:
-                    peak = max(peak, records())
-                    await asyncio.sleep(0.05)
-                await running.stop()
-                assert running.metrics.loads == {"stored": EVENTS}
-
-    asyncio.run(run())
+    async with opened(kafka_nodes.servers(), topic, seconds=30) as log:
+        for first in range(0, EVENTS, 2000):
+            await log.append([record_of(event(first + n)) for n in range(2000)])
+    valve = Valve("write")
+    with kafka_nodes.proxies() as proxies:
+        async with (
+            open_store(config_file(tmp_path)) as store,
+            opened(kafka_nodes.servers("advertised"), topic, seconds=30) as log,
+        ):
+            valve(store)
+            valve.gate.clear()
+            before = await received(proxies.values())
+            running = start_loader(log, store, timeout=60)
+            await eventually(lambda: records() > 0)
+            fetched = await received(proxies.values()) - before
+            assert fetched < PARTITIONS * FETCH + PORTION * 2 * SIZE + REST
+            assert records() <= 2 * PORTION
+            valve.gate.set()
+            while running.metrics.loads["stored"] < EVENTS:
+                peak = max(peak, records())
+                await asyncio.sleep(0.05)
+            await running.stop()
+            assert running.metrics.loads == {"stored": EVENTS}
     assert 0 < peak <= 2 * PORTION

@@ -98,7 +98,7 @@ def test_the_client_is_imported_for_a_log_only() -> None:
 
 @pytest.mark.kafka
 @pytest.mark.timeout(600, func_only=True)
-def test_tls_and_sasl(kafka_nodes: kafka.Cluster) -> None:
+async def test_tls_and_sasl(kafka_nodes: kafka.Cluster) -> None:
     """Appending and reading, with each way to sign in."""
     servers = kafka_nodes.servers("secure")
     tls = {"tls": True, "tls_ca": str(kafka_nodes.ca)}
@@ -108,22 +108,18 @@ def test_tls_and_sasl(kafka_nodes: kafka.Cluster) -> None:
         {**tls, **SCRAM, "tls_certificate": str(kafka_nodes.client_certificate)},
     ]
     topic = topic_name()
-
-    async def run() -> None:
-        for number, options in enumerate(ways):
-            async with opened(servers, topic, **options) as log:
-                await log.check()
-                await log.append([record(f"{number}")])
-                reader = log.reader(f"g{number}")
-                await reader.open()
-                found: list[str] = []
-                while len(found) <= number:
-                    batch = await reader.read(max_records=10, max_bytes=1 << 20, wait=5)
-                    found += [one.record.value.decode() for one in batch.records]
-                await reader.close()
-                assert found == [f"{n}" for n in range(number + 1)]
-
-    asyncio.run(run())
+    for number, options in enumerate(ways):
+        async with opened(servers, topic, **options) as log:
+            await log.check()
+            await log.append([record(f"{number}")])
+            reader = log.reader(f"g{number}")
+            await reader.open()
+            found: list[str] = []
+            while len(found) <= number:
+                batch = await reader.read(max_records=10, max_bytes=1 << 20, wait=5)
+                found += [one.record.value.decode() for one in batch.records]
+            await reader.close()
+            assert found == [f"{n}" for n in range(number + 1)]
 
 
 @pytest.mark.kafka
@@ -163,20 +159,16 @@ def test_a_server_that_is_not_trusted_gets_nothing(
 
 @pytest.mark.kafka
 @pytest.mark.timeout(600, func_only=True)
-def test_brokers_whose_names_lead_nowhere_are_reported(kafka_nodes: kafka.Cluster) -> None:
+async def test_brokers_whose_names_lead_nowhere_are_reported(kafka_nodes: kafka.Cluster) -> None:
     """The servers of the config answer, and name addresses on which nothing listens."""
-
-    async def run() -> None:
-        log = make_log(kafka_nodes.servers("proxied"), topic_name())
-        with pytest.raises(StorageUnavailable, match="not ready"):
-            await log.open(create=False)
-        await log.open(create=True)
-        with pytest.raises(StorageUnavailable):
-            await log.append([record("a")])
-        await log.close()
-        await connections_closed()
-
-    asyncio.run(run())
+    log = make_log(kafka_nodes.servers("proxied"), topic_name())
+    with pytest.raises(StorageUnavailable, match="not ready"):
+        await log.open(create=False)
+    await log.open(create=True)
+    with pytest.raises(StorageUnavailable):
+        await log.append([record("a")])
+    await log.close()
+    await connections_closed()
 
 
 @pytest.mark.checkout

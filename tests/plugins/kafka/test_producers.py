@@ -51,40 +51,32 @@ def judge(noted: Noted, nodes: kafka.Cluster, topic: str, *, other: bool = True)
     noted.judge(nodes, topic)
 
 
-def test_a_producer_that_is_fenced_is_replaced(kafka_nodes: kafka.Cluster) -> None:
+async def test_a_producer_that_is_fenced_is_replaced(kafka_nodes: kafka.Cluster) -> None:
     """The partition has a record of a later epoch, so the brokers refuse the log's epoch."""
     topic = kafka_nodes.make_topic(topic_name(), partitions=1)
-
-    async def run() -> None:
-        async with opened(kafka_nodes.servers(), topic, seconds=30) as log, writing(log) as noted:
-            await noted.more(200)
-            producer = producer_of(log)
-            await write_as(producer._replace(epoch=producer.epoch + 1), kafka_nodes, topic)
-            await noted.more(200)
-            assert log.gauges()["replaced_senders"] == 1
-        judge(noted, kafka_nodes, topic)
-
-    asyncio.run(run())
+    async with opened(kafka_nodes.servers(), topic, seconds=30) as log, writing(log) as noted:
+        await noted.more(200)
+        producer = producer_of(log)
+        await write_as(producer._replace(epoch=producer.epoch + 1), kafka_nodes, topic)
+        await noted.more(200)
+        assert log.gauges()["replaced_senders"] == 1
+    judge(noted, kafka_nodes, topic)
 
 
 @pytest.mark.parametrize("behind", [False, True], ids=["forgotten", "behind"])
-def test_brokers_that_forget_a_producer_take_its_records(
+async def test_brokers_that_forget_a_producer_take_its_records(
     kafka_nodes: kafka.Cluster, behind: bool
 ) -> None:
     """A topic that is made again knows nothing of it, or fewer records than it has sent."""
     topic = kafka_nodes.make_topic(topic_name(), partitions=1)
-
-    async def run() -> None:
-        async with opened(kafka_nodes.servers(), topic, seconds=30) as log:
-            await log.append([record(f"{number}") for number in range(30)])
-            producer = producer_of(log)
-            await make_again(kafka_nodes, topic)
-            if behind:
-                await write_as(producer, kafka_nodes, topic)
-            await until(log.check)
-            async with writing(log) as noted:
-                await noted.more(200)
-            assert log.gauges()["replaced_senders"] == behind
-        judge(noted, kafka_nodes, topic, other=behind)
-
-    asyncio.run(run())
+    async with opened(kafka_nodes.servers(), topic, seconds=30) as log:
+        await log.append([record(f"{number}") for number in range(30)])
+        producer = producer_of(log)
+        await make_again(kafka_nodes, topic)
+        if behind:
+            await write_as(producer, kafka_nodes, topic)
+        await until(log.check)
+        async with writing(log) as noted:
+            await noted.more(200)
+        assert log.gauges()["replaced_senders"] == behind
+    judge(noted, kafka_nodes, topic, other=behind)

@@ -103,14 +103,15 @@ def test_one_transaction_has_the_events_of_all_clients(
 def test_a_commit_waits_for_a_client_that_sends_promptly(
     loop: Loop, monkeypatch: pytest.MonkeyPatch, written: list[list[str]]
 ) -> None:
-    seconds = 2.0
-    monkeypatch.setattr(session, "PROMPT_SECONDS", seconds)
+    monkeypatch.setattr(session, "PROMPT_SECONDS", 60.0)
     a, b = (loop.client() for _ in range(2))
     a.call(WRITE, rows("a1"))
     b.call(WRITE, rows("b1"))
-    # A client is expected when it has sent a write soon after an answer: so the second of b waits.
-    a.call(WRITE, rows("a2"))
-    b.call(WRITE, rows("b2"))
+    # A client is expected when it has sent a write soon after an answer.
+    with busy(loop, monkeypatch):
+        a.sock.sendall(a.request(WRITE, rows("a2")))
+        b.sock.sendall(b.request(WRITE, rows("b2")))
+    assert a.answer()[1] == b.answer()[1] == Kind.DONE
     written.clear()
     a.sock.sendall(a.request(WRITE, rows("a3")))
     # Other requests are not a reason to write, and not what is waited for.
@@ -121,10 +122,8 @@ def test_a_commit_waits_for_a_client_that_sends_promptly(
     assert a.answer()[1] == b.answer()[1] == Kind.DONE
     assert [sorted(batch) for batch in written] == [["a3", "b3"]]
     # Now b sends nothing. The wait ends that many seconds after its last answer.
-    began = time.monotonic()
     monkeypatch.setattr(session, "PROMPT_SECONDS", 0.3)
     assert a.call(WRITE, rows("a4"))[0] == Kind.DONE
-    assert time.monotonic() - began < seconds
     assert written[1:] == [["a4"]]
 
 
@@ -174,23 +173,25 @@ def test_a_transaction_is_limited(
 
 
 def test_other_calls_are_made_between_the_writes_of_a_busy_client(
-    loop: Loop, monkeypatch: pytest.MonkeyPatch
+    loop: Loop, monkeypatch: pytest.MonkeyPatch, written: list[list[str]]
 ) -> None:
     monkeypatch.setattr(scheduler, "MAX_EVENTS", 1)
     writing, other = loop.client(), loop.client()
+    before: list[int] = []
+    expire = Engine.expire
+
+    def counted(self: Engine, *arguments: Any) -> Any:
+        before.append(len(written))
+        return expire(self, *arguments)
+
+    monkeypatch.setattr(Engine, "expire", counted)
     with busy(loop, monkeypatch):
         requests = [writing.request(WRITE, rows(str(number))) for number in range(100)]
         writing.sock.sendall(b"".join(requests))
         other.sock.sendall(other.request(EXPIRE, 0, 10, False))
     assert other.answer()[1] == Kind.DONE
-    writing.sock.setblocking(False)
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            writing._bodies += writing._frames.feed(writing.sock.recv(65536))
-    assert len(writing._bodies) < 90
-    writing.sock.settimeout(20)
-    while len(writing._bodies) < 100:
-        writing._bodies += writing._frames.feed(writing.sock.recv(65536))
+    assert before[0] < 90
+    assert [writing.answer()[1] for _ in range(100)] == [Kind.DONE] * 100
 
 
 def test_a_request_whose_time_is_over_is_skipped(
@@ -254,21 +255,23 @@ def test_a_store_that_is_down_is_not_tried_for_each_request(
 
 
 # ------------------------------------------------------------------------------------- limits
-def test_a_client_that_reads_no_answers_has_limits(loop: Loop) -> None:
+def test_a_client_that_reads_no_answers_has_limits(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it sends is not read any further, and the answers that wait for it are few."""
+    monkeypatch.setattr(session, "MAX_WAITING_BYTES", 4_000_000)
     slow, other = loop.client(), loop.client()
-    sessions = loop.server._sessions
-    wait_for(lambda: len(sessions) == 3, what="all sessions")
-    _, connection, _ = sessions.values()
     large = [row_of(event("large", properties={"x": "x" * 900_000}))]
     other.call(WRITE, large)
     slow.sock.settimeout(0.2)
+    sent = 0
     # Until the process stops reading its requests.
     with contextlib.suppress(TimeoutError, ConnectionError):
-        while True:
+        while sent < 50:
             slow.sock.sendall(slow.request(WRITE, large))
-    # Answers and requests are limited: it is not read any further.
-    assert len(connection._unsent) < 3_000_000
-    assert connection._waiting_bytes < session.MAX_WAITING_BYTES + 2_000_000
+            sent += 1
+    # Those that wait, two whose answers are not read, and what the sockets take.
+    assert sent < 10
     assert other.call(WRITE, rows("b")) == (Kind.DONE, [None, 0])
 
 
@@ -330,9 +333,9 @@ def test_clients_are_told_while_the_tables_are_changed(
     monkeypatch.setattr(Engine, "open", slow)
     loop = closed_loop
     one, other = loop.client(), loop.client()
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + 1.5
     # It opens the store, so it has been read when the first report is sent.
-    one.sock.sendall(one.request(CHECK, seconds=2))
+    one.sock.sendall(one.request(CHECK, seconds=1.5))
     other.sock.sendall(other.request(OPEN, True))
     assert [client.answer()[:2] for client in (one, other)] == [(0, Kind.PROGRESS)] * 2
     third = loop.client()
