@@ -37,6 +37,8 @@ _LOGGERS: Final = (
     *("aiokafka.consumer.consumer", "aiokafka.consumer.fetcher"),
     *("aiokafka.consumer.subscription_state", "aiokafka.consumer.group_coordinator"),
 )
+#: An error of aiokafka that engage logs in its own words (:meth:`.client.Member.commit`).
+_REBALANCED: Final = "OffsetCommit failed for group %s due to group error (%s), will rejoin"
 
 
 class _Rarely(logging.Filter):
@@ -50,6 +52,8 @@ class _Rarely(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno < logging.WARNING:
             return record.levelno < logging.INFO
+        if record.msg == _REBALANCED:
+            return False
         now = time.monotonic()
         if now - self._since >= _QUIET:
             self._since = now

@@ -551,13 +551,18 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
         :return: false if the partitions were rebalanced: the offsets are not committed.
         """
         with translated("the offsets cannot be committed"):
+            tps = {TopicPartition(self._topic, n): offset for n, offset in offsets.items()}
+            # aiokafka goes on with a commit that takes too long. The caller commits again, so
+            # nothing waits for the error of the first commit: asyncio would log its traceback.
+            commit = asyncio.ensure_future(self._consumer.commit(tps))
+            commit.add_done_callback(lambda done: done.cancelled() or done.exception())
             try:
-                tps = {TopicPartition(self._topic, n): offset for n, offset in offsets.items()}
                 async with asyncio.timeout(seconds):
-                    # aiokafka goes on with a commit that takes too long. If that were cancelled,
-                    # asyncio would report its later error; the caller commits again.
-                    await asyncio.shield(self._consumer.commit(tps))
-            except (kafka_errors.CommitFailedError, kafka_errors.IllegalStateError) as error:
-                _log.info("offset commit failed: %s", error)
+                    await asyncio.shield(commit)
+            except (kafka_errors.CommitFailedError, kafka_errors.IllegalStateError):
+                _log.warning(
+                    "the group was rebalanced during a commit; the records since the last commit"
+                    " are read again"
+                )
                 return False
             return True

@@ -199,6 +199,43 @@ async def test_the_coordinator_of_a_group_is_killed(kafka_nodes: kafka.Cluster) 
         assert (await log.backlog("g")).records == 0
 
 
+def test_a_commit_after_the_group_was_rebalanced_is_one_line(
+    kafka_nodes: kafka.Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The nodes do not answer for longer than the session of the reader."""
+    topic = topic_name()
+
+    async def run() -> None:
+        servers = kafka_nodes.servers("advertised")
+        with kafka_nodes.proxies() as proxies:
+            async with opened(servers, topic, seconds=60) as log:
+                reader = log.reader("g")
+                await reader.open()
+                await log.append([record(name, name) for name in map(str, range(50))])
+                offsets: dict[int, int] = {}
+                while sum(offsets.values()) < 50:
+                    batch = await reader.read(max_records=100, max_bytes=1 << 20, wait=1)
+                    offsets |= {one.partition: one.offset + 1 for one in batch.records}
+                for proxy in proxies.values():
+                    proxy.hold()
+                commit = asyncio.create_task(reader.commit(offsets))
+                await asyncio.sleep(8)
+                for proxy in proxies.values():
+                    proxy.flow()
+                await commit
+                found: set[str] = set()
+                async with asyncio.timeout(120):
+                    while len(found) < 50:
+                        batch = await reader.read(max_records=100, max_bytes=1 << 20, wait=1)
+                        found |= {one.record.value.decode() for one in batch.records}
+                await reader.close()
+
+    asyncio.run(run())
+    assert not any(line.exc_info for line in caplog.records)
+    (line,) = [one for one in caplog.records if "commit" in one.getMessage().lower()]
+    assert "rebalanced during a commit" in line.getMessage()
+
+
 @pytest.mark.parametrize("fault", ["kill", "pause"])
 def test_what_every_node_knows_is_asked_of_another_one(
     kafka_nodes: kafka.Cluster, fault: str
