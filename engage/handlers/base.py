@@ -33,10 +33,12 @@ from engage.errors import (
     key_refused,
 )
 from engage.http1 import early_errors
-from engage.http1.addresses import client_address
+from engage.http1.addresses import client_address, is_within
 from engage.http1.exchange import Failure
 from engage.keys.auth import UnknownKeyError
 from engage.keys.guards import STRANGE
+from engage.monitoring.history import DAY
+from engage.monitoring.throttle import Throttle
 from engage.pipeline.decode import check_encoding
 
 if TYPE_CHECKING:
@@ -104,6 +106,8 @@ class Services:
     trusted_proxies: Sequence[Network]
     #: Whether this process is about to stop.
     draining: Callable[[], bool]
+    #: How often the log tells of a trusted proxy that does not name its clients.
+    unforwarded: Throttle = dataclasses.field(default_factory=lambda: Throttle(DAY))
     #: With a log, returns the body of ``/readyz`` of a process that is ready.
     log_state: Callable[[], Mapping[str, object]] | None = None
 
@@ -241,11 +245,15 @@ class Handler(httputil.HTTPMessageDelegate):
     def client_address(self) -> str:
         """The address of the client, also behind the proxies of ``server.trusted_proxies``;
         ``""`` if it is not known."""
-        return client_address(
-            self.exchange.context.remote_ip or "",
-            self.request.headers.get_list("X-Forwarded-For"),
-            self.services.trusted_proxies,
-        )
+        peer, trusted = self.exchange.context.remote_ip or "", self.services.trusted_proxies
+        forwarded = self.request.headers.get_list("X-Forwarded-For")
+        if not forwarded and is_within(peer, trusted) and self.services.unforwarded() is not None:
+            _log.warning(
+                "%s, one of server.trusted_proxies, sent a request without X-Forwarded-For:"
+                " it counts as the client",
+                peer,
+            )
+        return client_address(peer, forwarded, trusted)
 
     def client_has(self, etag: str) -> bool:
         """Return whether ``If-None-Match`` shows that the client has the version of an ETag."""

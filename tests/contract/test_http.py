@@ -289,3 +289,23 @@ async def test_the_history_says_from_where_a_change_came(
         (record,) = (await store.history("acme", "u", after=None, limit=9)).items
     assert (record.how, record.user_agent, record.address) == ("api", "Mozilla/5.0", address)
     assert record.secret == hashlib.sha256(SECRET.encode()).hexdigest()[:8]
+
+
+async def test_a_proxy_that_does_not_name_its_clients_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lines() -> list[str]:
+        found = [line.getMessage() for line in caplog.records]
+        return [line for line in found if "X-Forwarded-For" in line]
+
+    async with serving(tmp_path, server='trusted_proxies = ["127.0.0.1"]') as server:
+        await server.send("/v1/track", {}, key="Bearer no", headers={"X-Forwarded-For": "1.2.3.4"})
+        assert lines() == []
+        for _ in range(2):
+            answer = await server.send("/v1/track", {}, key="Bearer no")
+            assert answer.status == 401
+    assert len(lines()) == 1
+    caplog.clear()
+    async with serving(tmp_path) as server:
+        await server.send("/v1/track", {}, key="Bearer no")
+    assert lines() == []

@@ -73,6 +73,7 @@ Programs and files:
 - ``processes``: the processes that another one started
 - ``hosts``: hosts of their own, in network namespaces
 - ``png``: small picture files
+- ``nginx``: nginx with the configs of docs/
 - ``cache``: keeps what was installed or built once; ``prepare`` fills it before the tests run
 - ``venv``, ``node``, ``go``, ``browser``: virtual environments, Node, Go, Chromium; ``axe`` finds
   what is not accessible on a page
