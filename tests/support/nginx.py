@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the nginx configs of the docs as they stand; only addresses and paths are those of a test."""
+"""Runs the nginx configs of the docs as they are, with the addresses and paths of a test."""
 
 from __future__ import annotations
 
