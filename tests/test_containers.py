@@ -190,12 +190,17 @@ def config_of(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Confi
     """Load the config in a Compose file, with keys of 64 characters ``k``."""
     document = compose(name)
     path = folder / "engage.toml"
-    path.write_text(document["configs"]["engage"]["content"].replace("$$", "$"))
     service = document["services"][FILES[name][0][0]]
     keys = ("ENGAGE_WRITE_KEY", "ENGAGE_ERASURES_KEY")
-    assert "env_file" in service or tuple(service["environment"]) == keys
-    for key in keys:
-        monkeypatch.setenv(key, KEY)
+    content = document["configs"]["engage"]["content"]
+    if "environment" in service:
+        assert tuple(service["environment"]) == keys
+        for key in keys:
+            monkeypatch.setenv(key, KEY)
+    else:  # Compose puts the keys into the file.
+        assert sorted(re.findall(r"[^$]\$\{(\w+):\?", content)) == sorted(keys)
+        content = re.sub(r"\$\{\w+:\?[^}]+\}", KEY, content)
+    path.write_text(content.replace("$$", "$"))
     config = load(path)
     load_plugins().check(config)
     return config
@@ -224,13 +229,31 @@ def test_the_configs_in_compose_are_valid(
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_the_lines_at_the_top_name_the_file_and_a_server(name: str) -> None:
+def test_the_lines_at_the_top_name_the_file_and_a_server(name: str, tmp_path: Path) -> None:
     """Compose reads the file ``.env`` in the folder of its file."""
     comment = (ROOT / name).read_text("utf-8").partition("services:")[0]
     file = "" if name == "compose.yaml" else f"-f {Path(name).name} "
     assert f"docker compose {file}up" in comment
     assert f"docker compose {file}exec {FILES[name][0][0]} engage console-link" in comment
-    (keys,) = re.findall(r"^# .*?(for key .*) > \.env$", comment, re.M)
-    lines = subprocess.run(["sh", "-c", keys], capture_output=True, text=True, check=True).stdout
-    assert re.fullmatch(r"ENGAGE_WRITE_KEY=\w{64}\nENGAGE_ERASURES_KEY=\w{64}\n", lines)
+    (line,) = re.findall(r"^# .*?(\[ -e \.env \] .*)$", comment, re.M)
+    made = set()
+    for _ in range(2):
+        subprocess.run(["sh", "-c", line], cwd=tmp_path, check=True)
+        made.add((tmp_path / ".env").read_text())
+    # Keys that clients and backups have are never replaced.
+    (keys,) = made
+    assert re.fullmatch(r"ENGAGE_WRITE_KEY=\w{64}\nENGAGE_ERASURES_KEY=\w{64}\n", keys)
     assert ".env" in (ROOT / ".gitignore").read_text("utf-8").split()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_ports_are_for_this_machine_and_logs_are_limited(name: str) -> None:
+    """Docker publishes a port past the firewall of the machine, and keeps logs without limit."""
+    services = compose(name)["services"]
+    for service in services.values():
+        logging = service["logging"]
+        assert logging["driver"] == "json-file"
+        assert logging["options"].keys() == {"max-size", "max-file"}
+        for port in service.get("ports", ()):
+            address = port.removesuffix(":8080").removesuffix(":8081").rpartition(":")[0]
+            assert address in ("127.0.0.1", "${ENGAGE_ADDRESS:-127.0.0.1}")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shlex
@@ -33,7 +34,7 @@ port = {console_port}
 backend = "sqlite"
 
 [storage.sqlite]
-path = "engage.db"
+path = {store}
 
 # Makes the hashes of people whom you erase. Never change it: backups are compared by it.
 [erasures]
@@ -52,13 +53,22 @@ _PORT: Final = ServerConfig().port
 _CONSOLE_PORT: Final = ConsoleConfig().port
 
 
-@click.command(epilog="\b\nExample:\n  engage init /srv/engage")
+@click.command(
+    epilog="\b\nExample:\n  engage init /srv/engage\n"
+    "  engage init /etc/engage --store /var/lib/engage/engage.db"
+)
 @click.argument(
     "folder", metavar="[DIR]", required=False, type=click.Path(file_okay=False, path_type=Path)
 )
 @config_option
+@click.option(
+    "--store",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="The file of the store. By default, it is engage.db beside the config.",
+)
 @click.option("--then-serve", is_flag=True, help="Do not tell how to start the server.")
-def init(folder: Path | None, config_path: Path, then_serve: bool) -> None:
+def init(folder: Path | None, config_path: Path, store: Path | None, then_serve: bool) -> None:
     """Create a config with SQLite and a new write key.
 
     The config has one workspace. Existing files are never overwritten. `engage serve` creates the
@@ -80,6 +90,8 @@ def init(folder: Path | None, config_path: Path, then_serve: bool) -> None:
             port=_PORT,
             console_port=_CONSOLE_PORT,
             key=key,
+            # A path in the config is relative to the config. A JSON string is one of TOML.
+            store=json.dumps("engage.db" if store is None else str(store.absolute())),
             erasures_key=secrets.token_hex(32),
         )
         file.write(text)

@@ -9,6 +9,7 @@ import errno
 import functools
 import os
 import sqlite3
+import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
@@ -105,19 +106,26 @@ def unavailable(path: str, error: Exception) -> StorageUnavailable:
 
 
 def denied(path: str, action: str) -> StorageUnavailable:
-    """Return the error of a user who may not read a file, or write to it.
+    """Return the error of a user who may not read a file, or write to it or to a folder.
 
     :param action: ``read`` or ``write to``.
     """
-    owner = os.stat(path).st_uid
-    if owner == os.geteuid():
-        return StorageUnavailable(f"{path}: this user may not {action} it; see its mode")
+    if action == "write to" and os.statvfs(path).f_flag & os.ST_RDONLY:
+        return StorageUnavailable(
+            f"{path}: the file system is read-only for this process (a systemd unit may make it so);"
+            " set storage.sqlite.path to a file in a folder that it may write to"
+        )
     import pwd  # Windows has none.
 
+    about = os.stat(path)
     try:
-        user = pwd.getpwuid(owner).pw_name
+        user = pwd.getpwuid(about.st_uid).pw_name
     except KeyError:
-        user = f"'#{owner}'"
+        user = f"'#{about.st_uid}'"
+    if about.st_uid == os.geteuid() or stat.S_ISDIR(about.st_mode):
+        mode = stat.S_IMODE(about.st_mode)
+        why = f"it belongs to {user}, and its mode is {mode:03o}"
+        return StorageUnavailable(f"{path}: this user may not {action} it: {why}")
     return StorageUnavailable(f"{path}: only its owner may {action} it: sudo -u {user} engage …")
 
 

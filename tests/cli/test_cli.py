@@ -235,6 +235,18 @@ def test_init_makes_a_config_elsewhere_and_new_keys_each_time(tmp_path: Path) ->
     assert load(named)
 
 
+@pytest.mark.parametrize("name", ["engage.db", 'a "b" \\c ü.db'])
+def test_init_puts_the_store_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Relative to the working directory, as every path of a command; the config has it whole."""
+    (tmp_path / "var").mkdir()
+    monkeypatch.chdir(tmp_path / "var")
+    assert run("init", tmp_path / "etc", "--store", name).exit_code == 0
+    path = load(tmp_path / "etc/engage.toml").storage.options["path"]
+    assert path == str(tmp_path / "var" / name)
+
+
 def test_init_prints_how_to_call_engage_when_it_is_not_on_the_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -308,9 +308,31 @@ async def test_a_mode_that_forbids_writing_is_one_line(
     )
     path.chmod(0o700)
     assert done.returncode == 1
-    assert f"{path}: this user may not write to it; see its mode" in done.stderr
+    owner = pwd.getpwuid(os.geteuid()).pw_name
+    why = f"this user may not write to it: it belongs to {owner}, and its mode is {mode:o}"
+    assert f"{path.resolve()}: {why}" in done.stderr
     assert done.stderr.count("\n") == 1
     assert sorted(os.listdir(tmp_path)) == before
+
+
+@needs_root
+async def test_a_read_only_file_system_is_one_line(tmp_path: Path) -> None:
+    """So is /etc in the unit of docs/running.md, where modes are not what is wrong."""
+    config = config_file(tmp_path)
+    text = config.read_text().replace('"thread"', '"process"')
+    config.write_text(f"server.port = 0\n{text}")
+    mount = f"mount --bind {tmp_path} {tmp_path} && mount -o remount,ro,bind {tmp_path}"
+    serve = f"{sys.executable} -m engage serve --config {config}"
+    done = subprocess.run(  # noqa: ASYNC221
+        ["unshare", "--mount", "sh", "-c", f"{mount} && exec {serve}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert f"{tmp_path}: the file system is read-only for this process" in done.stderr
+    assert "set storage.sqlite.path" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 @needs_root

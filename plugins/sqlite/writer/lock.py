@@ -129,7 +129,7 @@ def require_writable(store: str) -> None:
         raise denied(store, "write to")
     for path in (folder, store, store + "-wal", store + "-shm"):
         if os.path.exists(path) and not may(path, os.W_OK):
-            raise StorageUnavailable(f"{path}: this user may not write to it; see its mode")
+            raise denied(path, "write to")
 
 
 def _lock(descriptor: int) -> bool:
