@@ -10,9 +10,10 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from engage.api import EventLog, StorageError
+from engage.deliveries.delivery import UNTRANSLATED
 from engage.deliveries.fetcher import Fetcher
 from engage.deliveries.receive import Deliveries
-from engage.errors import Limit
+from engage.errors import STATUS, Limit
 from engage.handlers.base import Services
 from engage.handlers.cors import CorsPolicy
 from engage.handlers.preferences.looks import Looks
@@ -248,6 +249,8 @@ class App:
         #: Whether this process should get requests.
         self.readiness = services.readiness
         self._metrics = metrics
+        providers = {name for workspace in self.config.workspaces for name in workspace.webhooks}
+        metrics.begin_requests([*STATUS, UNTRANSLATED], providers)
         #: The time of this process.
         self.clock = services.deliveries.clock
         #: Whether this process is about to stop.

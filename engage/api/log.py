@@ -12,7 +12,7 @@ import abc
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from engage.api.log_records import LogRecord
 from engage.api.storage import Outcome
@@ -203,6 +203,9 @@ class EventLog(abc.ABC):
         :param since: if the group has no committed offsets, begin with the records that were
             appended at or after this time (milliseconds since 1970 UTC) instead of the first ones.
         """
+
+    #: As :attr:`EventStore.gauge_texts`.
+    gauge_texts: ClassVar[Mapping[str, str]] = {}
 
     def gauges(self) -> Mapping[str, float]:
         """Return the log's own numbers for the metrics; called often, cheap, never raises.

@@ -13,7 +13,7 @@ import enum
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import orjson
 
@@ -227,6 +227,9 @@ class EventStore(abc.ABC):
         :return: name → version, such as ``{"SQLite": "3.51.3"}``; a recommendation may follow.
         """
         return {}
+
+    #: Name of a gauge → what it is, for those who read the metrics.
+    gauge_texts: ClassVar[Mapping[str, str]] = {}
 
     def gauges(self) -> Mapping[str, float]:
         """Return the storage's own numbers for the metrics; called often, cheap, never raises.

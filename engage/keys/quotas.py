@@ -104,7 +104,9 @@ class Quotas:
             _log.debug("the counters of the quotas cannot be read: %s", error)
         used = collections.Counter(self._read)
         used.update(history.unread())
-        self.refused, self._ends = used_up(self._config, self._keys(), used), ends
+        self.refused, fullest = used_up(self._config, self._keys(), used)
+        self._ends = ends
+        history.metrics.gauge("quota_used_ratio", fullest)
         for reason in sorted(set(self.refused.values()) - self._logged):
             until = datetime.datetime.fromtimestamp(ends / 1000, datetime.UTC)
             if logs:
@@ -127,12 +129,16 @@ async def read_used(store: EventStore, now: int) -> Used:
     }
 
 
-def used_up(config: Config, keys: Collection[Key], used: Used) -> dict[tuple[str, str], str]:
+def used_up(
+    config: Config, keys: Collection[Key], used: Used
+) -> tuple[dict[tuple[str, str], str], float]:
     """Return the keys that have used up a quota.
 
-    :return: (workspace, id of the key) → the quota, in words.
+    :return: (workspace, id of the key) → the quota, in words; and the part of its quota that the
+        key or the workspace has used which has used most of it: 1 or more if it is used up.
     """
     found: dict[tuple[str, str], str] = {}
+    fullest = 0.0
     keys_of = collections.defaultdict(list)
     for key in keys:  # Once: with a look for each workspace, a thousand took most of a second.
         keys_of[key.workspace_id].append(key)
@@ -141,22 +147,32 @@ def used_up(config: Config, keys: Collection[Key], used: Used) -> dict[tuple[str
         public = [key.id for key in here if key.kind == "public"]
         for key in here:
             what = f"the write key {key.id!r} of the workspace {workspace.id!r}"
-            reason = _reason(config.limits.quota, "limits", what, used, workspace.id, [key.id])
+            quota = config.limits.quota
+            ratio, reason = _use(quota, "limits", what, used, workspace.id, [key.id])
+            fullest = max(fullest, ratio)
             if reason is not None:
                 found[workspace.id, key.id] = reason
         what = f"the workspace {workspace.id!r} with its public write keys"
-        reason = _reason(workspace.quota, "workspaces", what, used, workspace.id, public)
+        ratio, reason = _use(workspace.quota, "workspaces", what, used, workspace.id, public)
+        fullest = max(fullest, ratio)
         if reason is not None:
             found.update(((workspace.id, key_id), reason) for key_id in public)
-    return found
+    return found, fullest
 
 
-def _reason(
+def _use(
     quota: Quota, table: str, what: str, used: Used, workspace_id: str, key_ids: Collection[str]
-) -> str | None:
-    """Return why keys are refused; ``None``: they have not used up their quota together."""
+) -> tuple[float, str | None]:
+    """Return which part of their quota keys have used together, and why they are refused.
+
+    :return: ``None`` in place of the reason if they have not used it up.
+    """
+    fullest = 0.0
     for unit, name in (("events", STORED), ("bytes", STORED_BYTES)):
-        limit = getattr(quota, f"{unit}_per_day")
-        if limit and sum(used.get((workspace_id, name, one), 0) for one in key_ids) >= limit:
-            return f"{what} has used up {limit} {unit} a day ({table}.quota.{unit}_per_day)"
-    return None
+        if limit := getattr(quota, f"{unit}_per_day"):
+            total = sum(used.get((workspace_id, name, one), 0) for one in key_ids)
+            fullest = max(fullest, total / limit)
+            if total >= limit:
+                reason = f"{what} has used up {limit} {unit} a day ({table}.quota.{unit}_per_day)"
+                return fullest, reason
+    return fullest, None

@@ -29,6 +29,12 @@ _log = logging.getLogger(__name__)
 
 #: Seconds between two readings.
 POLL_SECONDS: Final = 5.0
+#: What the gauges are.
+_TEXTS: Final = {
+    "backlog_records": "Records of the log that are not loaded yet",
+    "backlog_seconds": "Age of the oldest record that is not loaded yet",
+    "retention_seconds": "How long the log keeps a record",
+}
 
 
 class Lag:
@@ -172,7 +178,7 @@ class Lag:
             gauges["backlog_seconds"] = self.seconds
             if self.backlog.retention is not None:
                 gauges["retention_seconds"] = self.backlog.retention / 1000
-        self._metrics.log(gauges)
+        self._metrics.log(gauges, {**self._from.gauge_texts, **_TEXTS})
         overdue = self._refuses and self.overdue
         if overdue and not self._was_overdue:
             _log.error(

@@ -12,7 +12,8 @@ name of the counter   labels
                       webhook delivery.
 :data:`REFUSED`       write key id (:data:`UNKNOWN_KEY` if no known key was sent), route, reason
 :data:`WEBHOOKS`      provider, outcome
-:data:`REQUESTS`      upper bound of the duration in seconds; only requests that carry events
+:data:`REQUESTS`      upper bound of the duration in seconds; only requests that carry events and
+                      were not answered 4xx: strangers are made to wait
 :data:`WRITES`        upper bound of the duration in seconds
 :data:`QUEUE`         none; the most events that waited for the storage (not a sum)
 :data:`UP`            version of engage; 1 in every minute in which the process ran
@@ -32,6 +33,7 @@ from typing import TYPE_CHECKING, Final
 
 import engage
 from engage.api import DAY_MS, Count, CountStore
+from engage.monitoring.metrics import EVENT_ROUTES
 
 if TYPE_CHECKING:
     from engage.monitoring.metrics import Metrics
@@ -86,11 +88,6 @@ MAX_COUNTERS: Final = 5000
 MAX_ROWS: Final = 1000
 #: Minutes that are kept in memory while the store cannot be written.
 MAX_UNWRITTEN: Final = 60
-
-#: The routes whose durations are counted.
-EVENT_ROUTES: Final = frozenset(
-    {"identify", "track", "page", "screen", "group", "alias", "batch", "beacon", "webhook"}
-)
 
 #: Workspace id, name, labels.
 _Name = tuple[str, str, tuple[str, ...]]
@@ -241,18 +238,18 @@ class History:
         for (provider, outcome), count in metrics.numbers["webhook_deliveries"].items():
             totals["", WEBHOOKS, (str(provider), str(outcome))] = int(count)
         histograms = [
-            (REQUESTS, metrics.histograms["request_seconds"].get((route,)))
-            for route in EVENT_ROUTES
+            (REQUESTS, histogram)
+            for (route, status), histogram in metrics.histograms["request_seconds"].items()
+            if route in EVENT_ROUTES and status != "4xx"
         ]
         histograms += [
             (WRITES, metrics.histograms[name][()])
             for name in ("write_seconds", "log_append_seconds")
         ]
         for name, histogram in histograms:
-            if histogram is not None:
-                bounds = (*(f"{bound:g}" for bound in histogram.bounds), INFINITE)
-                for bound, count in zip(bounds, histogram.counts, strict=True):
-                    totals["", name, (bound,)] += count
+            bounds = (*(f"{bound:g}" for bound in histogram.bounds), INFINITE)
+            for bound, count in zip(bounds, histogram.counts, strict=True):
+                totals["", name, (bound,)] += count
         return totals
 
     def _take(self) -> _Values:

@@ -11,18 +11,30 @@ from __future__ import annotations
 import bisect
 import collections
 import dataclasses
+import itertools
 import time
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, Literal
 
+import engage
 from engage.api import EVENT_TYPES
 from engage.monitoring.refusals import Refusals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from engage.monitoring.refusals import Refusal
 
-__all__ = ["REQUEST_BUCKETS", "TYPES", "WRITE_BUCKETS", "Family", "Histogram", "Labels", "Metrics"]
+__all__ = [
+    "EVENT_ROUTES",
+    "REQUEST_BUCKETS",
+    "TYPES",
+    "WRITE_BUCKETS",
+    "Family",
+    "Histogram",
+    "Labels",
+    "Metrics",
+]
 
 #: Seconds: from one write to a fast disk up to the write timeout.
 WRITE_BUCKETS: Final = (
@@ -36,6 +48,12 @@ REQUEST_BUCKETS: Final = (
 SIZE_BUCKETS: Final = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000)
 #: Values of the label ``type``; any other type is counted as ``other``.
 TYPES: Final = frozenset({*EVENT_TYPES, "subscription", "traits"})
+#: The routes of requests that carry events.
+EVENT_ROUTES: Final = frozenset({*EVENT_TYPES, "batch", "beacon", "webhook"})
+#: What is dropped to stay within a limit: see :meth:`Metrics.dropped`.
+DROPPED: Final = (
+    *("dead_letter", "conflict", "observer_batch", "profile_change", "connection", "accept"),
+)
 #: The outcomes of a record that a loader reads.
 LOAD_OUTCOMES: Final = (
     *("stored", "duplicate", "conflict", "refused", "damaged", "letter", "skipped", "erased"),
@@ -56,8 +74,8 @@ class Family:
     labels: tuple[str, ...] = ()
     #: Of a histogram.
     buckets: tuple[float, ...] = ()
-    #: Whether a gauge is added up over the processes. Of others the latest value counts: all
-    #: processes read the same number.
+    #: Whether a gauge is added up over the processes, and begins at 0. Of others the latest value
+    #: counts: all processes read the same number.
     summed: bool = False
     #: ``log`` and ``loader``: shown as soon as a number of that part is counted.
     part: Literal["server", "log", "loader"] = "server"
@@ -68,8 +86,8 @@ FAMILIES: Final = (
     Family(
         "request_seconds",
         "histogram",
-        "Time from the request to its answer",
-        ("route",),
+        "Time from the request to its answer, by the class of its status",
+        ("route", "status"),
         buckets=REQUEST_BUCKETS,
     ),
     Family("events", "counter", "Events by their outcome", ("type", "outcome")),
@@ -90,6 +108,23 @@ FAMILIES: Final = (
         "webhook_deliveries", "counter", "Deliveries of webhook providers", ("provider", "outcome")
     ),
     Family("dropped", "counter", "Data dropped to stay within a limit", ("what",)),
+    Family("build_info", "gauge", "Always 1; the label is the version of engage", ("version",)),
+    Family(
+        "process_restarts",
+        "gauge",
+        "Processes that were started again since the server started",
+        ("process",),
+    ),
+    Family(
+        "last_backup_timestamp_seconds",
+        "gauge",
+        "State that the last backup has, in seconds since 1970; 0 if there is none",
+    ),
+    Family(
+        "quota_used_ratio",
+        "gauge",
+        "Part of its quota of the day that the fullest key or workspace has used",
+    ),
     Family(
         "dead_letter_budget_used_ratio",
         "gauge",
@@ -161,10 +196,17 @@ class Metrics:
     def __init__(self) -> None:
         #: Name of a family → labels → number.
         self.numbers: dict[str, collections.defaultdict[Labels, float]] = {
-            family.name: collections.defaultdict(int, {} if family.labels else {(): 0})
+            family.name: collections.defaultdict(
+                int,
+                {(): 0}
+                if not family.labels and (family.summed or family.kind == "counter")
+                else {},
+            )
             for family in FAMILIES
             if not family.buckets
         }
+        self.numbers["build_info"][engage.__version__,] = 1
+        self.begin("dropped", ((what,) for what in DROPPED))
         self.histograms: dict[str, dict[Labels, Histogram]] = {
             family.name: {} if family.labels else {(): Histogram(family.buckets)}
             for family in FAMILIES
@@ -185,7 +227,8 @@ class Metrics:
         self._recent = {"events": _by_key(), "refused_requests": _by_key()}
         # Counted for each request.
         self._requests = self.numbers["requests"]
-        self._request_seconds = self.histograms["request_seconds"]
+        # Route and status → the histogram of its class.
+        self._durations: dict[tuple[str, int], Histogram] = {}
         self._events = self._recent["events"]
         self._write_seconds = self.histograms["write_seconds"][()]
         self._write_events = self.histograms["write_events"][()]
@@ -194,6 +237,40 @@ class Metrics:
         self._queue = self.numbers["queue_events"]
 
     # ------------------------------------------------------------------------------------ counting
+    def begin(self, name: str, labels: Iterable[Labels]) -> None:
+        """Show a counter with these labels as 0: Prometheus sees its first increase only then.
+
+        :param name: of a family.
+        """
+        for one in labels:
+            self.numbers[name][one] += 0
+
+    def begin_requests(self, codes: Collection[str], providers: Iterable[str]) -> None:
+        """Begin the counters of a server that answers requests, as :meth:`begin`.
+
+        :param codes: the error codes of answers.
+        :param providers: the names of the providers whose webhooks are accepted.
+        """
+        statuses = (HTTPStatus.OK, HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.SERVICE_UNAVAILABLE)
+        self.begin("requests", itertools.product(EVENT_ROUTES, map(int, statuses)))
+        self.begin("events", itertools.product(EVENT_TYPES, ("stored", "duplicate", "conflict")))
+        self.begin("dead_letters", ((code,) for code in codes))
+        self.begin("refused_requests", ((code,) for code in codes))
+        outcomes = ("accepted", "ignored", "invalid_signature", "untranslated")
+        self.begin("webhook_deliveries", itertools.product(providers, outcomes))
+
+    def restarts(self, counts: Mapping[str, int]) -> None:
+        """Set how many processes the parent has started again, by kind."""
+        for kind, count in counts.items():
+            self.gauge("process_restarts", count, kind)
+
+    def gauge(self, name: str, value: float, *labels: str) -> None:
+        """Set a gauge.
+
+        :param name: of a family.
+        """
+        self.numbers[name][labels] = value
+
     def request(self, route: str, status: int, seconds: float) -> None:
         """Count an answered request.
 
@@ -202,9 +279,11 @@ class Metrics:
         :param seconds: from the first byte of the request to the last of the answer.
         """
         self._requests[route, status] += 1
-        durations = self._request_seconds.get((route,))
+        durations = self._durations.get((route, status))
         if durations is None:
-            durations = self._request_seconds[route,] = Histogram(REQUEST_BUCKETS)
+            durations = self._durations[route, status] = self.histograms[
+                "request_seconds"
+            ].setdefault((route, f"{str(status)[0]}xx"), Histogram(REQUEST_BUCKETS))
         durations.add(seconds)
 
     def event(
@@ -273,13 +352,13 @@ class Metrics:
         """Count a call of the log that failed."""
         self.numbers["log_errors"][()] += 1
 
-    def log(self, gauges: Mapping[str, float]) -> None:
+    def log(self, gauges: Mapping[str, float], texts: Mapping[str, str]) -> None:
         """Set gauges of the log: those that it reports, and how much of it is not stored yet.
 
         :param gauges: as in :meth:`storage`.
         """
         self._parts.add("log")
-        self._set("log_", "A number of the log", gauges)
+        self._set("log_", gauges, texts)
 
     def loaded(self, outcome: str, count: int = 1) -> None:
         """Count records that a loader has read from the log.
@@ -318,31 +397,23 @@ class Metrics:
     def dropped(self, what: str, count: int = 1) -> None:
         """Count data that was dropped to stay within a limit.
 
-        :param what: ``dead_letter``, ``conflict``, ``observer_batch``, ``profile_change``,
-            ``connection``, ``accept`` (no file descriptor was left) …
+        :param what: one of :data:`DROPPED`; ``accept``: no file descriptor was left.
         """
         self.numbers["dropped"][what,] += count
 
-    def dead_letter_budget(self, budget: str, used: float) -> None:
-        """Set how much of a budget of dead letters is used.
-
-        :param budget: ``api``, ``webhook`` or ``conflict``.
-        :param used: 0 to 1, of the workspace that uses most of it.
-        """
-        self.numbers["dead_letter_budget_used_ratio"][budget,] = used
-
-    def storage(self, gauges: Mapping[str, float]) -> None:
+    def storage(self, gauges: Mapping[str, float], texts: Mapping[str, str]) -> None:
         """Set the gauges that the storage reports.
 
         :param gauges: name (``wal_bytes``, ``free_bytes`` …; the last word is the unit) → value.
+        :param texts: name → what it is.
         """
-        self._set("storage_", "A number of the storage's own", gauges)
+        self._set("storage_", gauges, texts)
 
-    def _set(self, prefix: str, text: str, gauges: Mapping[str, float]) -> None:
+    def _set(self, prefix: str, gauges: Mapping[str, float], texts: Mapping[str, str]) -> None:
         for gauge, value in gauges.items():
             name = prefix + gauge
             if name not in self._own:
-                self._own[name] = Family(name, "gauge", text)
+                self._own[name] = Family(name, "gauge", texts.get(gauge, gauge.replace("_", " ")))
                 self.numbers[name] = collections.defaultdict(int)
             self.numbers[name][()] = value
 

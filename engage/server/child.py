@@ -6,10 +6,11 @@ interpreter. A fork would share the parent's event loop, threads and locks. The 
 only for those who read the list of processes.
 
 The child and its parent are connected by a socket pair, the channel. The parent sends the
-:class:`Setup`, and the line ``drain`` to stop the child. The child sends the line ``ready`` (the
-console adds its URL and whether the storage has answered), or ``failed`` and the reason; a loader
-sends ``state`` each second. The event loop sends ``beat`` all the time: without it, the child
-hangs, and the parent kills it. SIGUSR1 makes its main thread send its stack, whatever it does.
+:class:`Setup`, the line ``drain`` to stop the child, and ``restarts`` to the first of its kind. The
+child sends the line ``ready`` (the console adds its URL and whether the storage has answered), or
+``failed`` and the reason; a loader sends ``state`` each second. The event loop sends ``beat`` all
+the time: without it, the child hangs, and the parent kills it. SIGUSR1 makes its main thread send
+its stack, whatever it does.
 
 If the parent dies, the channel closes and the child exits at once. That loses nothing, because only
 durable events are acknowledged; an orphan would block the port and the database file for the next
@@ -36,7 +37,7 @@ from engage.api import EngageError
 from engage.monitoring import logs
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from engage.api import Helper
     from engage.config import Config
@@ -90,6 +91,8 @@ class Setup:
     secrets: tuple[str, ...]
     #: Whether this worker serves the metrics, because it is the only one.
     serves_metrics: bool = False
+    #: What the first worker or loader shows for the parent: see :meth:`Metrics.restarts`.
+    restarts: Mapping[str, int] = dataclasses.field(default_factory=dict)
     #: Descriptor of the file in which the workers count their connections
     #: (:mod:`engage.http1.shares`); ``None`` if there is only one worker.
     shares: int | None = None
@@ -210,11 +213,14 @@ def _run_helper(helper: Helper, channel: socket.socket) -> int:
 
 async def _run_worker(setup: Setup, sock: socket.socket, channel: socket.socket) -> int:
     from engage.http1.shares import Shares
+    from engage.monitoring.metrics import Metrics
     from engage.registry import load_plugins
     from engage.server.worker import Worker
 
     reader, writer = await asyncio.open_connection(sock=channel.dup())
     shares = None if setup.shares is None else Shares(setup.shares, setup.number)
+    metrics = Metrics()
+    metrics.restarts(setup.restarts)
     worker = Worker(
         setup.config,
         load_plugins(setup.config),
@@ -225,12 +231,14 @@ async def _run_worker(setup: Setup, sock: socket.socket, channel: socket.socket)
         serves_metrics=setup.serves_metrics,
         shares=shares,
         buckets=setup.buckets,
+        metrics=metrics,
         ready=lambda: writer.write(b"ready\n"),
     )
-    return await _run(worker, reader, writer)
+    return await _run(worker, reader, writer, metrics.restarts)
 
 
 async def _run_loader(setup: Setup, channel: socket.socket) -> int:
+    from engage.monitoring.metrics import Metrics
     from engage.registry import load_plugins
     from engage.server.load.process import LoaderProcess
 
@@ -239,16 +247,19 @@ async def _run_loader(setup: Setup, channel: socket.socket) -> int:
     def report(state: Mapping[str, Any]) -> None:
         writer.write(b"state " + json.dumps(state).encode() + b"\n")
 
+    metrics = Metrics()
+    metrics.restarts(setup.restarts)
     loader = LoaderProcess(
         setup.config,
         load_plugins(setup.config),
         number=setup.number,
         server_running=setup.server_running,
         supervised=True,
+        metrics=metrics,
         ready=lambda: writer.write(b"ready\n"),
         report=report,
     )
-    return await _run(loader, reader, writer)
+    return await _run(loader, reader, writer, metrics.restarts)
 
 
 async def _run_console(setup: Setup, channel: socket.socket) -> int:
@@ -271,8 +282,12 @@ async def _run(
     process: Worker | LoaderProcess | ConsoleProcess,
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
+    restarts: Callable[[Mapping[str, int]], None] = lambda _: None,
 ) -> int:
-    """Run a child until SIGTERM, or until the parent sends ``drain``."""
+    """Run a child until SIGTERM, or until the parent sends ``drain``.
+
+    :param restarts: called when the parent sends ``restarts``.
+    """
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, process.stop)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
 
@@ -280,6 +295,8 @@ async def _run(
         while line := await reader.readline():
             if line == b"drain\n":
                 process.stop()
+            elif line.startswith(b"restarts "):
+                restarts(json.loads(line.removeprefix(b"restarts ")))
         os._exit(1)
 
     async def beat() -> None:

@@ -74,6 +74,10 @@ class Child:
         self.draining = True
         self.writer.write(b"drain\n")
 
+    def tell_restarts(self, counts: Mapping[str, int]) -> None:
+        """Tell the child how many processes were started again, by kind."""
+        self.writer.write(b"restarts " + json.dumps(counts).encode() + b"\n")
+
     def kill(self) -> None:
         """Kill the child; it is not an error if it is dead."""
         with contextlib.suppress(ProcessLookupError):

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import logging
 import time
+from collections.abc import Callable
 from typing import Any, ClassVar, Final
 
 from engage.console.sign_in.links import hash_of
@@ -31,17 +32,20 @@ class Keeper:
     """Runs a child process until :meth:`stop` is called.
 
     :param setup: what it is to do.
+    :param restarted: called with the kind of the process when it is started again.
     """
 
-    #: What it is called in the log.
+    #: What it is called in the log, and in the metrics.
     what: ClassVar[str]
+    kind: ClassVar[str]
     #: Seconds before the first restart. Each early death doubles the pause, up to the maximum. A
     #: process that was killed because it hung did not die.
     restart_pause: ClassVar[float]
     max_restart_pause: ClassVar[float]
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, restarted: Callable[[str], None] = lambda _: None) -> None:
         self._setup = setup
+        self._restarted = restarted
         self._child: Child | None = None
         self._stopping = asyncio.Event()
         #: Why it could not start, as it was logged.
@@ -76,6 +80,8 @@ class Keeper:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._stopping.wait()
+                    return
+            self._restarted(self.kind)
 
     def _next_setup(self) -> Setup:
         """Return what the next process is to do."""
@@ -121,6 +127,7 @@ class HelperKeeper(Keeper):
     """Runs the helper process of the storage."""
 
     what = "the helper process"
+    kind = "helper"
     restart_pause = 0.1
     max_restart_pause = 5.0
 
@@ -129,6 +136,7 @@ class ConsoleKeeper(Keeper):
     """Runs the console."""
 
     what = "the console"
+    kind = "console"
     restart_pause = 1.0
     max_restart_pause = 60.0
     #: The token of the link of the process that was started last.

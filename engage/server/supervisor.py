@@ -94,11 +94,14 @@ class Supervisor:
         self._shares = Shares(self._shares_file.fileno(), 0)
         self._console: ConsoleKeeper | None = None
         if sock is not None and config.console is not None:
-            self._console = ConsoleKeeper(Setup(config, 0, True, secrets))
+            self._console = ConsoleKeeper(Setup(config, 0, True, secrets), self._restarted)
         self._helper: HelperKeeper | None = None
         if helper is not None:
-            self._helper = HelperKeeper(Setup(config, 0, True, secrets, helper=helper))
+            setup = Setup(config, 0, True, secrets, helper=helper)
+            self._helper = HelperKeeper(setup, self._restarted)
         self._helping: asyncio.Task[None] | None = None
+        #: Kind of process → how many were started in place of another one.
+        self._restarts = dict.fromkeys((self.what, "console", "helper"), 0)
 
     async def run(self) -> int:
         """Run the workers until a signal arrives, or until too many of them have died.
@@ -166,11 +169,19 @@ class Supervisor:
             self._server_running,
             self._secrets,
             serves_metrics=self._count == 1,
+            restarts={} if number else self._restarts,
             shares=self._shares_file.fileno()
             if self._sock is not None and self._count > 1
             else None,
             buckets=self._buckets,
         )
+
+    def _restarted(self, kind: str) -> None:
+        """Count a process that is started in place of another one; the first worker shows it."""
+        self._restarts[kind] += 1
+        for child in self._children:
+            if child.setup.number == 0:
+                child.tell_restarts(self._restarts)
 
     async def _start_worker(self, number: int) -> Child:
         child = await start_child(self._setup(number), [] if self._sock is None else [self._sock])
@@ -210,6 +221,7 @@ class Supervisor:
                     await self._stopping.wait()
                     return
             child = None
+            self._restarted(self.what)
 
     async def _wait_for_death(self, child: Child) -> bool:
         """Wait until a worker has exited.

@@ -16,9 +16,17 @@ import os
 import signal
 import sys
 import time
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from engage.api import DeadLetterBudget, DeadLetterStore, EventStore, StorageError
+from engage.api import (
+    BackupStore,
+    DeadLetterBudget,
+    DeadLetterStore,
+    EventStore,
+    RecordStore,
+    StorageError,
+)
 from engage.http1.sockets import url_of
 from engage.monitoring import logs
 from engage.monitoring.history import History
@@ -26,6 +34,7 @@ from engage.monitoring.metrics import Metrics
 from engage.monitoring.prometheus import SharedNumbers, registry_of
 from engage.monitoring.recorder import expire_history, record_periodically
 from engage.server.metrics_endpoint import serve_metrics
+from engage.upkeep.backups import last_backup
 from engage.upkeep.budgets import fullness
 from engage.upkeep.dropped_changes import report_dropped_changes
 from engage.upkeep.retention import expire_periodically
@@ -45,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 #: Seconds between two readings of the storage's gauges.
 SAMPLE_SECONDS = 5.0
-#: Seconds between two readings of the budgets of dead letters.
+#: Seconds between two readings of the budgets of dead letters and of the last backup.
 BUDGET_SECONDS = 60.0
 #: Seconds of ``server.shutdown_grace`` that are reserved for closing the store.
 CLOSE_SECONDS = 2.0
@@ -78,6 +87,7 @@ class Worker:
     :param serves_metrics: whether it serves the metrics although it has a parent.
     :param shares: how many connections the other workers have; ``None`` if there are no others.
     :param buckets: see :func:`engage.keys.buckets.open_buckets`.
+    :param metrics: what it counts.
     :param ready: called once when requests are answered.
     """
 
@@ -93,6 +103,7 @@ class Worker:
         serves_metrics: bool = False,
         shares: Shares | None = None,
         buckets: int | None = None,
+        metrics: Metrics | None = None,
         ready: Callable[[], None] | None = None,
     ) -> None:
         self._config = config
@@ -106,6 +117,7 @@ class Worker:
         self._buckets = buckets
         self._ready = ready
         self._stop = asyncio.Event()
+        self._metrics = Metrics() if metrics is None else metrics
         #: Writes what the metrics have counted to the files that the processes share.
         self._flush: Callable[[], None] = lambda: None
 
@@ -126,7 +138,7 @@ class Worker:
         if self._number is None:
             handle_signals(self.stop, lambda: self._flush())
         shown = config.server.metrics_port is not None
-        metrics = Metrics()
+        metrics = self._metrics
         shared = SharedNumbers(metrics) if shown and not self._serves_metrics else None
         if shared is not None:
             self._flush = shared.flush
@@ -164,7 +176,7 @@ class Worker:
                 start_task(background, "metrics", shared.run())
             if shown:
                 start_task(background, "sampling", sample(app.store, metrics))
-                measuring = _measure_budgets(app.store, config.limits.dead_letter_budget, metrics)
+                measuring = _measure(app.store, config.limits.dead_letter_budget, metrics)
                 start_task(background, "budgets", measuring)
             await app.serve(self._sock, self._shares)
             # The objects of the application live as long as the process: the garbage collector
@@ -261,13 +273,19 @@ def start_task(
 async def sample(store: EventStore, metrics: Metrics) -> None:
     """Read the gauges of a storage every few seconds, until cancelled."""
     while True:
-        metrics.storage(store.gauges())
+        metrics.storage(store.gauges(), store.gauge_texts)
         await asyncio.sleep(SAMPLE_SECONDS)
 
 
-async def _measure_budgets(store: EventStore, budget: DeadLetterBudget, metrics: Metrics) -> None:
-    while isinstance(store, DeadLetterStore):
+async def _measure(store: EventStore, budget: DeadLetterBudget, metrics: Metrics) -> None:
+    """Read every minute what the store knows besides its gauges, until cancelled."""
+    while True:
         with contextlib.suppress(StorageError):
-            for name, used in fullness(await store.budget_use(), budget).items():
-                metrics.dead_letter_budget(name, used)
+            if isinstance(store, BackupStore) and isinstance(store, RecordStore):
+                last = await last_backup(store)
+                made_at = timedelta(milliseconds=0 if last is None else last.made_at)
+                metrics.gauge("last_backup_timestamp_seconds", made_at.total_seconds())
+            if isinstance(store, DeadLetterStore):
+                for name, used in fullness(await store.budget_use(), budget).items():
+                    metrics.gauge("dead_letter_budget_used_ratio", used, name)
         await asyncio.sleep(BUDGET_SECONDS)

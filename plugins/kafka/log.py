@@ -350,6 +350,16 @@ class KafkaLog(EventLog):
             timeout=self._timeout,
         )
 
+    gauge_texts = {  # noqa: RUF012 (typed by the base class)
+        "waiting_calls": "Calls that wait until their events can be sent to Kafka",
+        "sent_batches": "Batches that were sent to Kafka since the process started",
+        "sending_batches": "Batches that Kafka has not acknowledged yet",
+        "oldest_batch_seconds": "Time for which the oldest of these batches has waited",
+        "replaced_senders": "Producers that were replaced because a batch failed",
+        "topic_partitions": "Partitions of the topic of events",
+        "unavailable_partitions": "Partitions of the topic that take no events now",
+    }
+
     def gauges(self) -> Mapping[str, float]:
         numbers = NO_GAUGES if self._appender is None else self._appender.gauges()
         return {

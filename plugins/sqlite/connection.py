@@ -112,7 +112,7 @@ def denied(path: str, action: str) -> StorageUnavailable:
     """
     if action == "write to" and os.statvfs(path).f_flag & os.ST_RDONLY:
         return StorageUnavailable(
-            f"{path}: the file system is read-only for this process (a systemd unit may make it so);"
+            f"{path}: the file system is read-only for this process (a unit of systemd may say so);"
             " set storage.sqlite.path to a file in a folder that it may write to"
         )
     import pwd  # Windows has none.

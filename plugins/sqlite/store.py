@@ -150,6 +150,15 @@ class SqliteStorage(
     def versions(self) -> Mapping[str, str]:
         return {"SQLite": self._writer.version}
 
+    gauge_texts = {  # noqa: RUF012 (typed by the base class)
+        "free_bytes": "Free space of the disk that has the store",
+        "database_bytes": "Size of the file of the store, without its log",
+        "wal_bytes": "Size of the write-ahead log beside the store",
+        "writer_memory_bytes": "Resident memory of the process that writes the store",
+        "writer_cpu_seconds": "Processor time of the process that writes the store",
+        "writer_process_pid": "Id of the process that writes the store",
+    }
+
     def gauges(self) -> Mapping[str, float]:
         path = self._settings.path
         found: dict[str, float] = {}

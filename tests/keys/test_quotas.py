@@ -109,6 +109,7 @@ async def test_a_workspace_counts_its_public_keys_and_refuses_only_them() -> Non
     process.stores("ios", 39)
     await process.passes(3)
     assert process.refused() == {}
+    assert process.metrics.numbers["quota_used_ratio"] == {(): 0.99}
     process.stores("ios", 1)
     await process.passes(3)
     assert list(process.refused()) == ["web", "ios"]
@@ -230,5 +231,5 @@ class Keys(list[Key]):
 def test_many_workspaces_do_not_hold_the_event_loop() -> None:
     acme = config({"events_per_day": 1})
     keys = Keys(effective_keys(acme.workspaces, ()).keys)
-    assert used_up(acme, keys, {("other", "stored", "ios"): 1}).keys() == {("other", "ios")}
+    assert used_up(acme, keys, {("other", "stored", "ios"): 1})[0].keys() == {("other", "ios")}
     assert keys.times == 1

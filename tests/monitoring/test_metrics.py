@@ -3,13 +3,19 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client import Histogram as PlainHistogram
 
-from engage.monitoring.metrics import WRITE_BUCKETS, Metrics
+import engage
+from engage.monitoring.metrics import DROPPED, WRITE_BUCKETS, Metrics
 from engage.monitoring.prometheus import registry_of
 from engage.monitoring.refusals import Refusal
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def _lines(metrics: Metrics) -> list[str]:
@@ -30,13 +36,14 @@ def test_every_metric_is_exposed() -> None:
     metrics.webhook("sendgrid", "accepted")
     metrics.dropped("profile_change", 3)
     metrics.refused(Refusal(reason="invalid_json", status=400, route="track"))
-    metrics.storage({"wal_bytes": 4096, "free_bytes": 1e9})
-    metrics.storage({"wal_bytes": 8192})
+    metrics.storage({"wal_bytes": 4096, "free_bytes": 1e9}, {})
+    metrics.storage({"wal_bytes": 8192}, {})
     lines = _lines(metrics)
     for line in (
         'engage_requests_total{route="track",status="200"} 2.0',
         'engage_requests_total{route="track",status="400"} 1.0',
-        'engage_request_seconds_count{route="track"} 3.0',
+        'engage_request_seconds_count{route="track",status="2xx"} 2.0',
+        'engage_request_seconds_count{route="track",status="4xx"} 1.0',
         'engage_events_total{outcome="stored",type="track"} 5.0',
         'engage_events_total{outcome="invalid_payload",type="identify"} 1.0',
         'engage_write_seconds_bucket{le="0.005"} 1.0',
@@ -58,13 +65,13 @@ def test_the_metrics_of_a_log_are_exposed_if_there_is_one() -> None:
     """From the first reading of its gauges on; a server without a log does not have them."""
     metrics = Metrics()
     assert not any("engage_log" in line for line in _lines(metrics))
-    metrics.log({})
+    metrics.log({}, {})
     assert "engage_log_errors_total 0.0" in _lines(metrics)
     metrics.append(0.004, 100, 0)
     metrics.append(0.002, 1, 0)
     metrics.log_error()
-    metrics.log({"backlog_records": 5, "backlog_seconds": 1.5})
-    metrics.log({"backlog_records": 6})
+    metrics.log({"backlog_records": 5, "backlog_seconds": 1.5}, {})
+    metrics.log({"backlog_records": 6}, {})
     lines = _lines(metrics)
     for line in (
         'engage_log_append_seconds_bucket{le="0.005"} 2.0',
@@ -130,3 +137,36 @@ def test_two_tables_in_one_process_count_separately() -> None:
     first.storage_error()
     assert "engage_storage_errors_total 1.0" in _lines(first)
     assert "engage_storage_errors_total 0.0" in _lines(second)
+
+
+def test_a_counter_begins_at_0_and_a_text_says_what_it_is() -> None:
+    """Without the 0, Prometheus would not see the first increase."""
+    metrics = Metrics()
+    metrics.begin_requests(["invalid_payload", "storage_unavailable"], ["stripe"])
+    metrics.storage({"wal_bytes": 1, "odd_things": 2}, {"wal_bytes": "Size of the log"})
+    lines = _lines(metrics)
+    for line in (
+        'engage_requests_total{route="batch",status="503"} 0.0',
+        'engage_events_total{outcome="stored",type="identify"} 0.0',
+        'engage_dead_letters_total{reason="invalid_payload"} 0.0',
+        'engage_refused_requests_total{reason="storage_unavailable"} 0.0',
+        'engage_webhook_deliveries_total{outcome="invalid_signature",provider="stripe"} 0.0',
+        'engage_dropped_total{what="observer_batch"} 0.0',
+        "engage_storage_errors_total 0.0",
+        "# HELP engage_storage_wal_bytes Size of the log",
+        "# HELP engage_storage_odd_things odd things",
+        f'engage_build_info{{version="{engage.__version__}"}} 1.0',
+    ):
+        assert line in lines
+    # Not known yet.
+    assert not [line for line in lines if line.startswith(("engage_quota", "engage_last_backup"))]
+    metrics.gauge("quota_used_ratio", 0.5)
+    assert "engage_quota_used_ratio 0.5" in _lines(metrics)
+
+
+def test_dropped_data_has_a_name_that_begins_at_0() -> None:
+    """Every call in the code."""
+    code = "".join(path.read_text("utf-8") for path in (ROOT / "engage").rglob("*.py"))
+    called = set(re.findall(r"etrics\.dropped\(\s*\"(\w+)\"(?: if \w+ else \"(\w+)\")?", code))
+    names = {name for pair in called for name in pair if name}
+    assert names == set(DROPPED)

@@ -15,6 +15,7 @@ from engage.server.child import Setup
 
 class Quick(keepers.Keeper):
     what = "the process"
+    kind = "process"
     restart_pause = 0.01
     max_restart_pause = 60.0
 
@@ -42,10 +43,12 @@ async def test_a_process_that_was_killed_because_it_hung_did_not_die(
         )
 
     monkeypatch.setattr(keepers, "start_child", start)
-    keeper = Quick(SimpleNamespace())  # type: ignore[arg-type]
+    restarts: list[str] = []
+    keeper = Quick(SimpleNamespace(), restarts.append)  # type: ignore[arg-type]
     running = asyncio.create_task(keeper.run())
     await asyncio.sleep(0.7)
     keeper._child = None
     keeper.stop()
     await running
     assert (runs > 12) is often
+    assert restarts == [Quick.kind] * (runs - 1)

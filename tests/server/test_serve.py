@@ -20,10 +20,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+import engage
 from engage.config import Config, LogConfig, Selected, StorageConfig, Workspace, WriteKey
 from engage.registry import Registry
 from engage.registry.discovery import Discovered, Registered
 from engage.server.serve import secrets_of
+from support.commands import run
 from support.console import CONSOLE, console_url, free_port
 from support.processes import alive, descendants
 from support.server_process import KEY, SECRET, SQLITE, Server, config_text, start_server
@@ -452,7 +454,7 @@ def test_metrics_are_the_sum_of_all_workers(tmp_path: Path, workers: int) -> Non
             counts = (
                 _value(text, 'engage_requests_total{route="unknown"'),
                 _value(text, 'engage_requests_total{route="track"'),
-                _value(text, 'engage_request_seconds_count{route="track"}'),
+                _value(text, 'engage_request_seconds_count{route="track"'),
                 _value(text, "engage_events_total"),
                 _value(text, "engage_write_events_sum"),
                 # After the last write, the queue is empty.
@@ -464,7 +466,7 @@ def test_metrics_are_the_sum_of_all_workers(tmp_path: Path, workers: int) -> Non
         requests = 'engage_requests_total{route="track",status='
         assert _value(text, f'{requests}"200"}}') == 30
         assert _value(text, f'{requests}"400"}}') == 1
-        assert _value(text, 'engage_request_seconds_count{route="track"}') == 31
+        assert _value(text, 'engage_request_seconds_count{route="track"') == 31
         stored = 'engage_events_total{outcome="%s",type="track"}'
         assert _value(text, stored % "stored") == 20
         assert _value(text, stored % "duplicate") == 10
@@ -491,6 +493,46 @@ def test_counts_of_a_dead_worker_stay_and_a_restart_begins_at_zero(tmp_path: Pat
         server.kill()
         server.start()
         assert _value(server.metrics(), name) == 0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_metrics_say_what_was_started_again_and_when_the_last_backup_was(
+    tmp_path: Path, workers: int
+) -> None:
+    """The first worker reads the record of the last backup when it starts."""
+    port = f"metrics_port = {free_port()}"
+    with start_server(tmp_path, workers=workers, server=port, config_extra=CONSOLE) as server:
+        kinds = ("worker", "console", "helper")
+        name = 'engage_process_restarts{process="%s"}'
+
+        def shows(*counts: float) -> None:
+            def shown() -> bool:
+                # A single worker serves them itself.
+                with contextlib.suppress(httpx.TransportError):
+                    text = server.metrics()
+                    return tuple(_value(text, name % kind) for kind in kinds) == counts
+                return False
+
+            wait_for(shown, what=f"the counts {counts}")
+
+        wait_for(server.consoles, what="the console")
+        shows(0, 0, 0)
+        for kind in kinds:
+            assert name % kind in server.metrics()
+        assert f'engage_build_info{{version="{engage.__version__}"}} 1.0' in server.metrics()
+        backup = "engage_last_backup_timestamp_seconds"
+        wait_for(lambda: f"{backup} 0.0" in server.metrics(), what="a server without a backup")
+        assert run("backup", tmp_path / "b.db", "--config", server.config).exit_code == 0
+        os.kill(min(server.workers()), signal.SIGKILL)
+        shows(1, 0, 0)
+        for victim in server.workers():
+            os.kill(victim, signal.SIGKILL)
+        shows(1 + workers, 0, 0)
+        wait_for(lambda: _value(server.metrics(), backup) > time.time() - 600, what="the backup")
+        os.kill(server.helper, signal.SIGKILL)
+        (console,) = server.consoles()
+        os.kill(console, signal.SIGKILL)
+        shows(1 + workers, 1, 1)
 
 
 def test_without_a_port_there_are_no_metrics(tmp_path: Path) -> None:

@@ -298,7 +298,7 @@ class OverviewHandler(_Reads):
                 found.append(Notice("rejected", text, href, "Show all"))
         if self.console.config.has_quotas:
             used = await self.read(read_used(store, self.console.now()))
-            over = used_up(self.console.config, self.console.keys.of(workspace), used or {})
+            over, _ = used_up(self.console.config, self.console.keys.of(workspace), used or {})
             href = self.link("keys", workspace=workspace)
             for reason in dict.fromkeys(over.values()):
                 text = f"{reason[0].upper()}{reason[1:]}; it is refused until 00:00 UTC"

@@ -152,6 +152,7 @@ class LoaderProcess:
     :param server_running: whether loaders were running before this one: then it waits for a store
         that it cannot open.
     :param supervised: see :attr:`engage.api.StorageContext.supervised`.
+    :param metrics: what it counts.
     :param ready: called once when it begins to load.
     :param report: called each second with the state.
     """
@@ -164,6 +165,7 @@ class LoaderProcess:
         number: int | None = None,
         server_running: bool = False,
         supervised: bool = False,
+        metrics: Metrics | None = None,
         ready: Callable[[], None] = lambda: None,
         report: Callable[[Mapping[str, Any]], None] = lambda _: None,
     ) -> None:
@@ -173,6 +175,7 @@ class LoaderProcess:
         self._number = number
         self._server_running = server_running
         self._supervised = supervised
+        self._metrics = Metrics() if metrics is None else metrics
         self._ready = ready
         self._report = report
         self._stop = asyncio.Event()
@@ -191,7 +194,7 @@ class LoaderProcess:
         if self._number is None:
             handle_signals(self.stop)
         shown = self._settings.load_port is not None
-        metrics = Metrics()
+        metrics = self._metrics
         load = Load(
             self._config,
             self._registry,

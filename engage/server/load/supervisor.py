@@ -74,4 +74,5 @@ class LoadSupervisor(Supervisor):
             self._server_running,
             self._secrets,
             loads=True,
+            restarts={} if number else self._restarts,
         )
