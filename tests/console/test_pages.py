@@ -86,7 +86,7 @@ def change(client: httpx.Client, action: str, key_id: str, **fields: str) -> htt
     return client.post(
         "keys",
         params={"workspace": "pages"},
-        data={"action": action, "id": key_id, **fields},
+        data={"action": action, "id": key_id, "sure": "1", **fields},
         follow_redirects=True,
     )
 

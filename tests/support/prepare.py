@@ -35,7 +35,8 @@ def _steps() -> Iterator[tuple[str, Callable[[], object]]]:
     yield "record of a disk", shim
     yield "SDKs for Node", lambda: node_project(TESTS / "sdks/node")
     yield "SDKs for browsers", bundles
-    for requirements in sorted((TESTS / "sdks/python").glob("*.txt")):
+    libraries = [*(TESTS / "sdks/python").glob("*.txt"), TESTS / "monitoring/grafana.txt"]
+    for requirements in sorted(libraries):
         yield requirements.stem, lambda path=requirements: venv(path)  # type: ignore[misc]
 
 

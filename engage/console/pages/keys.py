@@ -80,6 +80,9 @@ class KeysHandler(ConsoleHandler):
         key_id = self.get_body_argument("id", "")
         expected = self.whole("version")
         action = self.get_body_argument("action", "")
+        if action == "disable" and await self._asks(key_id):
+            self.go("keys", workspace=self.workspace.id, ask=key_id)
+            return
         chosen = None
         try:
             if action == "create":
@@ -148,6 +151,13 @@ class KeysHandler(ConsoleHandler):
             return
         self.go("keys", workspace=self.workspace.id, key=chosen, done=action, id=key_id)
 
+    async def _asks(self, key_id: str) -> bool:
+        """Return whether to ask before a key is disabled: it may be in use."""
+        if self.get_body_argument("sure", ""):
+            return False
+        use = _use(key_id, await self.numbers("1h"), await self.numbers("14d"))
+        return self.outage is None and (use is None or use.today)
+
     async def _keys(self) -> Sequence[Key]:
         """Return the keys of the workspace, as they are in the store now."""
         workspaces = self.console.config.workspaces
@@ -186,6 +196,7 @@ class KeysHandler(ConsoleHandler):
             chosen = changed if changed in public else next(iter(public), "")
         key = public.get(chosen, "YOUR_WRITE_KEY")
         url = server_url(self.console.config)
+        ask = self.get_query_argument("ask", "")
         self.page(
             "keys.html",
             title="Keys",
@@ -194,6 +205,7 @@ class KeysHandler(ConsoleHandler):
             archived=[one for one in shown if one.key.archived],
             uses={one.key.id: one.use for one in shown},
             supported=self.console.records is not None,
+            asked=next((one for one in shown if one.key.id == ask and ask in active), None),
             error=error,
             made=made,
             done=self.get_query_argument("done", "") if made is None else "create",

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import httpx
 
-from engage.keys.effective import Key
+from engage.keys.effective import Key, list_keys
 from engage.keys.table import KeyTable
 from engage.monitoring.history import History
 from engage.monitoring.metrics import Metrics
-from support.console import CONSOLE, console_here, sign_in_here
+from support.console import CONSOLE, Clock, console_here, sign_in_here
 from support.memory_store import MemoryStore
 from support.server_inprocess import serving
 from support.server_process import KEY
@@ -189,3 +189,43 @@ async def test_a_workspace_with_a_server_key_alone_has_no_snippets(tmp_path: Pat
         page = (await client.get("keys")).text
         assert "YOUR_WRITE_KEY" in page
         assert KEY not in (await client.get("")).text
+
+
+async def test_a_key_in_use_is_disabled_after_a_question(tmp_path: Path) -> None:
+    """With the figures; a key without use for a day is disabled at once."""
+    clock = Clock()
+    idle = '[[workspaces.write_keys]]\nid = "idle"\nkey = "key-of-idle"\n'
+    extra = f"{idle}{CONSOLE}"
+    async with console_here(tmp_path, MemoryStore(), config_extra=extra, clock=clock) as (
+        console,
+        client,
+    ):
+        await sign_in_here(console, client)
+        metrics = Metrics()
+        history = History(metrics)
+        for key, hours, events in (("idle", 26, 500), ("website", 0, 131)):
+            history.turn(console.now() - hours * 3_600_000)
+            metrics.event("track", "stored", events, "acme", key)
+            await history.write_to(console.store)  # type: ignore[arg-type]
+
+        async def disabled(key: str) -> bool:
+            keys = await list_keys(console.store, console.config.workspaces)
+            return next(one.disabled for one in keys.keys if one.id == key)
+
+        answer = await client.post("keys", data={"action": "disable", "id": "website"})
+        assert answer.status_code == 303
+        assert not await disabled("website")
+        page = (await client.get(answer.headers["location"])).text
+        text = " ".join(re.sub(r"<[^>]*>", " ", page).split())
+        assert "Disable the key website?" in text
+        assert "26.2 events a minute come with it" in text
+        (form,) = re.findall(r"<form.*?</form>", page[page.index("Disable the key") :], re.S)[:1]
+        fields = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', form))
+        assert fields.keys() == {"id", "version", "sure"}
+        answer = await client.post("keys", data={"action": "disable", **fields})
+        assert await disabled("website")
+        # An old link to the question asks nothing.
+        assert "Disable the key" not in (await client.get("keys?ask=website")).text
+        assert "Disable the key" not in (await client.get("keys?ask=other")).text
+        await client.post("keys", data={"action": "disable", "id": "idle"})
+        assert await disabled("idle")
