@@ -287,8 +287,8 @@ class ConsoleHandler(RequestHandler):
         return self.decode_argument(values[-1], name) if values else ""
 
     def whole(self, name: str) -> int | None:
-        """Return a number of the form; ``None`` if it has none."""
-        text = self.get_body_argument(name, "")
+        """Return a number of the form or the query; ``None`` if they have none."""
+        text = self.get_argument(name, "")
         return int(text) if text.isdecimal() and len(text) < 16 else None
 
     def cursor(self, name: str) -> str | None:

@@ -128,13 +128,17 @@ class Console:
             self.replay.cancel()
             await self.replay.wait(CLOSE_SECONDS)
 
-    async def overview(self, workspace_id: str, span: str) -> Overview | None:
+    async def overview(
+        self, workspace_id: str, span: str, bars: int | None = None
+    ) -> Overview | None:
         """Return the numbers of a workspace; ``None`` if the storage keeps no counters.
 
         :param span: a key of :data:`engage.console.data.history.RANGES`.
+        :param bars: see :func:`engage.console.data.history.overview`.
         :raises StorageUnavailable: if the storage does not answer.
         """
-        return await overview(self.store, self.reader, workspace_id, span, now=self.now())
+        now = self.now()
+        return await overview(self.store, self.reader, workspace_id, span, now=now, bars=bars)
 
     def now(self) -> int:
         """Return the time in milliseconds since 1970."""

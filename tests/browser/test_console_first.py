@@ -218,7 +218,9 @@ def row_of(manager: Operator, key_id: str) -> str:
 
 def confirm(manager: Operator) -> None:
     """Answer the question whether to disable a key; there is none until its use is counted."""
-    manager.until(lambda: "?" in manager.path and ("ask=" in manager.path or "done=" in manager.path))
+    manager.until(
+        lambda: "?" in manager.path and ("ask=" in manager.path or "done=" in manager.path)
+    )
     if "ask=" in manager.path:
         assert "Disable the key ios?" in manager.text("main")
         manager.click("Disable ios", "main")

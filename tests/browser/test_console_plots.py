@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import datetime
+import random
 import re
 import time
 import zoneinfo
@@ -29,10 +30,11 @@ MINUTE = 60_000
 READ = "return document.querySelector('#events-plot + .read').textContent"
 
 
-def put(server: Server, minutes: dict[int, int], up: bool = True) -> None:
+def put(server: Server, minutes: dict[int, int], step: int = 60) -> None:
     """Write the history of another process.
 
     :param minutes: the start of a minute → events that were stored in it.
+    :param step: 3600 for hours in place of minutes.
     """
     rows = []
     for at, stored in minutes.items():
@@ -46,7 +48,7 @@ def put(server: Server, minutes: dict[int, int], up: bool = True) -> None:
                 workspace = "acme" if name == "events" else ""
                 rows.append(
                     Count(
-                        step=60,
+                        step=step,
                         at=at,
                         process="another",
                         name=name,
@@ -209,6 +211,90 @@ def test_24_hours_are_drawn_in_no_time(
         assert "since=" in one.path
 
 
+#: Measures the bars of the first plot: (value in the answer, height in pixels) of each, and the
+#: height of the plot and the greatest value of its axis.
+MEASURE = """
+  const done = arguments[0];
+  const url = performance.getEntriesByType("resource").map((one) => one.name)
+    .filter((one) => one.includes("overview.json")).at(-1);
+  fetch(url).then((answer) => answer.json()).then((data) => {
+    const canvas = document.querySelector("#events-plot canvas");
+    const over = document.querySelector("#events-plot .u-over").getBoundingClientRect();
+    const frame = canvas.getBoundingClientRect(), scale = canvas.width / frame.width;
+    const left = (over.left - frame.left) * scale, top = (over.top - frame.top) * scale;
+    const wide = over.width * scale, high = over.height * scale;
+    const probe = document.createElement("i");
+    probe.style.color = "var(--stored)";
+    document.body.append(probe);
+    const color = getComputedStyle(probe).color.match(/\\d+/g).map(Number).slice(0, 3);
+    const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+    const stored = data.outcomes.stored, count = stored.length;
+    const bars = stored.map((value, i) => {
+      // The tallest column of the bar: its edges may be mixed with its neighbours.
+      const from = left + wide * i / count, to = left + wide * (i + 1) / count;
+      let best = 0;
+      for (let x = Math.round(from); x < Math.max(Math.round(from) + 1, Math.round(to)); x++) {
+        let y = Math.floor(top);
+        while (y < top + high) {
+          const at = (y * canvas.width + x) * 4;
+          if (color.every((part, k) => Math.abs(pixels[at + k] - part) < 12)) break;
+          y++;
+        }
+        best = Math.max(best, top + high - y);
+      }
+      return [value, best];
+    });
+    const most = Math.max(...stored.map((one, i) =>
+      one + data.outcomes.duplicate[i] + data.outcomes.rejected[i] + data.outcomes.refused[i]));
+    done({ bars, high, most: most * 1.08, wide, step: data.step });
+  });
+"""
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("span", "scheme"), [("24h", "light"), ("14d", "dark")])
+def test_every_bar_is_drawn_with_its_height(
+    browser: Browser, tmp_path: Path, width: int, span: str, scheme: str
+) -> None:
+    """Also where a minute of the day has less than a pixel."""
+    chance = random.Random(width)
+    step = 60 if span == "24h" else 3600
+    with console_data.start(tmp_path) as server:
+        server.track("m-first")
+        this = int(time.time()) // step * step * 1000
+        count = 24 * 60 if span == "24h" else 14 * 24
+        spiky = {
+            this - n * step * 1000: chance.choice([3, 5, 9, chance.randrange(100, 1000)])
+            for n in range(2, count)
+        }
+        put(server, spiky, step)
+        with operator(browser, server) as one:
+            browser.cdp(
+                "Emulation.setDeviceMetricsOverride",
+                width=width,
+                height=900,
+                deviceScaleFactor=1,
+                mobile=False,
+            )
+            media = {"name": "prefers-color-scheme", "value": scheme}
+            browser.cdp("Emulation.setEmulatedMedia", features=[media])
+            one.open(f"?range={span}")
+            drawn(one)
+            found = browser.driver.execute_async_script(MEASURE)
+            title = one.text("#events-title")
+            browser.cdp("Emulation.clearDeviceMetricsOverride")
+    bars = found["bars"]
+    assert len(bars) <= found["wide"]
+    steps = {60: "per minute", 300: "in 5 minutes", 600: "in 10 minutes", 3600: "per hour"}
+    assert title == f"Events {({**steps, 7200: 'in 2 hours'})[found['step']]}"
+    wrong = [
+        (number, value, height)
+        for number, (value, height) in enumerate(bars[:-1])
+        if abs(height - value / found["most"] * found["high"]) > 3
+    ]
+    assert not wrong, (found["step"], len(bars), found["wide"], wrong[:9])
+
+
 # ------------------------------------------------------------------------------------ time zones
 def last_autumn(zone: zoneinfo.ZoneInfo) -> datetime.datetime:
     """Return the last instant at which clocks of a zone were set back."""
@@ -259,17 +345,16 @@ def test_the_night_in_which_the_clocks_are_set_back(browser: Browser, tmp_path: 
                 return [(when, text) for (when, _), text in zip(shown(), texts, strict=True)]
 
             assert shown() == wanted(berlin, "")
-            assert len({when for when, _ in shown()}) == 24
+            # Full hours, and the rest of the one in which the range begins.
+            assert len({when for when, _ in shown()}) == 25
             # Two hours look the same, and are not.
-            assert len({text for _, text in shown()}) == 23
+            assert len({text for _, text in shown()}) == 24
 
             def reads(stored: int) -> str:
                 one.open("?range=24h")
                 drawn(one)
                 browser.run("document.getElementById('events-plot').focus()")
-                minutes = 5 * 60 + (40 if stored == 111 else -20)
-                one.keys(*[Keys.PAGE_UP] * (minutes // 10))
-                for _ in range(20):
+                for _ in range(300):
                     if f"stored {stored} " in browser.run(READ):
                         break
                     one.keys(Keys.ARROW_LEFT)

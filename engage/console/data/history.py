@@ -10,7 +10,17 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from engage.api import CountStore, CountSum
-from engage.monitoring.history import EVENTS, HOUR, QUEUE, REFUSED, REQUESTS, UNKNOWN_KEY, UP
+from engage.monitoring.history import (
+    DAY,
+    EVENTS,
+    HOUR,
+    MINUTE,
+    QUEUE,
+    REFUSED,
+    REQUESTS,
+    UNKNOWN_KEY,
+    UP,
+)
 from engage.monitoring.metrics import REQUEST_BUCKETS
 from engage.pipeline.items import NOTICES
 
@@ -20,12 +30,14 @@ if TYPE_CHECKING:
 
 __all__ = ["OUTCOMES", "RANGES", "Overview", "overview"]
 
-#: Range → (length in seconds, step in seconds).
+#: Range → (length, smallest step), in seconds. The counters of the store have these steps.
 RANGES: Final[Mapping[str, tuple[int, int]]] = {
-    "1h": (3600, 60),
-    "24h": (24 * 3600, 60),
-    "14d": (14 * 24 * 3600, 3600),
+    "1h": (HOUR, MINUTE),
+    "24h": (DAY, MINUTE),
+    "14d": (14 * DAY, HOUR),
 }
+#: Steps of a plot that has not enough pixels for smaller ones, in seconds.
+STEPS: Final = (MINUTE, 5 * MINUTE, 10 * MINUTE, HOUR, 2 * HOUR, 6 * HOUR, DAY)
 
 #: The outcomes of an event or a request. ``rejected`` are events that became dead letters,
 #: ``refused`` requests without any (wrong key, too large, bad JSON).
@@ -51,7 +63,7 @@ class Overview:
 
     #: A key of :data:`RANGES`.
     range: str
-    #: Seconds of a step: 60 or 3600.
+    #: Seconds of a step: one of :data:`STEPS`. A step begins at a multiple of it since 1970 UTC.
     step: int
     #: When each step began: milliseconds since 1970 UTC.
     at: Sequence[int]
@@ -87,29 +99,45 @@ class Overview:
 
 
 async def overview(
-    store: EventStore, reader: Reader, workspace: str, span: str, *, now: int
+    store: EventStore,
+    reader: Reader,
+    workspace: str,
+    span: str,
+    *,
+    now: int,
+    bars: int | None = None,
 ) -> Overview | None:
     """Read the numbers for a workspace.
 
     :param workspace: its id.
     :param span: a key of :data:`RANGES`.
     :param now: milliseconds since 1970.
+    :param bars: the most steps, as far as :data:`STEPS` has such; by default, as many as there are.
     :return: ``None`` if the storage keeps no counters.
     :raises StorageUnavailable: if the storage does not answer.
     """
     if not isinstance(store, CountStore):
         return None
-    seconds, step = RANGES[span]
+    seconds, counted = RANGES[span]
+    # Longer steps do not begin with the range: its first bar is a part of one.
+    step = next(
+        (
+            step
+            for step in STEPS
+            if step >= counted and (bars is None or seconds // step + (step > counted) <= bars)
+        ),
+        DAY,
+    )
     length = step * 1000
     last = now - now % length
-    first = last - seconds * 1000 + length
-    at = range(first, last + length, length)
+    first = now - now % (counted * 1000) - (seconds - counted) * 1000
+    at = range(first - first % length, last + length, length)
     sums: list[CountSum] = []
     after: str | None = None
     while len(sums) < MAX_SUMS:
         page = await reader.read(
             store.counts(
-                step, since=first, until=last + length, names=_NAMES, after=after, limit=_PAGE
+                counted, since=first, until=last + length, names=_NAMES, after=after, limit=_PAGE
             )
         )
         sums += page.items
@@ -136,13 +164,13 @@ def _summed(
     buckets: list[dict[float, int]] = [collections.defaultdict(int) for _ in at]
     noticed: collections.Counter[str] = collections.Counter()
     for one in sums:
-        index, rest = divmod(one.at - at.start, at.step)
-        if rest or not 0 <= index < steps:
+        index = (one.at - at.start) // at.step
+        if not 0 <= index < steps:
             continue
         if one.name == UP:
             running[index] = True
         elif one.name == QUEUE:
-            queue[index] = one.greatest
+            queue[index] = max(queue[index] or 0, one.greatest)
         elif one.name == REQUESTS:
             buckets[index][float(one.labels[0])] += one.total
         elif one.name == EVENTS and one.labels[1:] in NOTICES:
@@ -167,7 +195,7 @@ def _summed(
             whole[bound] += count
     return Overview(
         range=span,
-        step=RANGES[span][1],
+        step=at.step // 1000,
         at=list(at),
         running=running,
         started=next((one for one, up in zip(at, running, strict=True) if up), at.stop)

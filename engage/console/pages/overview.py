@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -16,6 +17,7 @@ from engage.console.display.sparks import spark_area, spark_line
 from engage.console.pages.rejected import cause_link
 from engage.console.pages.sending import send_test_event
 from engage.keys.quotas import read_used, used_up
+from engage.monitoring.history import DAY, HOUR, MINUTE
 from engage.pipeline.subscriptions import CHANGE_EVENT
 from engage.upkeep.letter_groups import group_letters
 from engage.upkeep.live import Wanted
@@ -33,6 +35,9 @@ POINTS: Final = 60
 LATE: Final = 60
 #: Below this, the disk is in the strip.
 LOW_DISK: Final = 2 * 1024**3
+
+#: A key of :data:`RANGES` → seconds of a row in the table of the numbers.
+ROWS: Final = {"1h": MINUTE, "24h": HOUR, "14d": DAY}
 
 #: A key of :data:`RANGES` → words.
 PERIODS: Final = {"1h": "in the last hour", "24h": "in 24 hours", "14d": "in 14 days"}
@@ -164,12 +169,13 @@ def _sum(values: Sequence[float | None]) -> float | None:
 
 
 def table_of(data: Overview) -> list[dict[str, Any]]:
-    """Return the numbers of the plots: at most some dozens of rows, newest first."""
-    each = {"1h": 1, "24h": 60, "14d": 24}[data.range]
+    """Return the numbers of the plots, newest first: of each minute, hour, or day of UTC."""
+    length = ROWS[data.range] * 1000
     rows = []
-    for start in range(0, len(data.at), each):
-        part = slice(start, start + each)
-        if max(data.at[part]) < data.started:
+    for _, steps in itertools.groupby(range(len(data.at)), lambda step: data.at[step] // length):
+        numbers = list(steps)
+        start, part = numbers[0], slice(numbers[0], numbers[-1] + 1)
+        if data.at[numbers[-1]] < data.started:
             continue
         rows.append(
             {
@@ -183,11 +189,21 @@ def table_of(data: Overview) -> list[dict[str, Any]]:
     return rows[::-1]
 
 
+def title_of(data: Overview) -> str:
+    """Return the title of the plot of events: what a bar is."""
+    for unit, seconds in (("day", DAY), ("hour", HOUR), ("minute", MINUTE)):
+        if count := data.step // seconds:
+            return f"Events per {unit}" if count == 1 else f"Events in {plural(count, unit)}"
+    raise AssertionError("a step has at least a minute")
+
+
 class _Reads(ConsoleHandler):
     """Reads the history."""
 
-    async def history(self) -> Overview | None:
+    async def history(self, bars: int | None = None) -> Overview | None:
         """Return the numbers; ``None`` if there are none, or the store does not answer.
+
+        :param bars: see :func:`engage.console.data.history.overview`.
 
         Without a range in the query, a server that began less than an hour ago shows an hour.
         """
@@ -196,8 +212,8 @@ class _Reads(ConsoleHandler):
         if self.outage is not None:
             return self._last(wanted)
         try:
-            data = await self.console.overview(self.workspace.id, wanted or "24h")
-            if not wanted and data is not None and not any(data.running[:-60]):
+            data = await self.console.overview(self.workspace.id, wanted or "24h", bars)
+            if not wanted and data is not None and not any(data.running[: -HOUR // data.step]):
                 data = await self.console.overview(self.workspace.id, "1h")
         except StorageUnavailable as error:
             self.show_outage(str(error))
@@ -275,6 +291,7 @@ class OverviewHandler(_Reads):
             refused=live.refused(workspace)[:NEWEST],
             notices=await self._notices(data, lag) if has_any else [],
             table=[] if data is None else table_of(data),
+            title_of=title_of,
             milliseconds=milliseconds,
         )
 
@@ -336,12 +353,13 @@ class OverviewJsonHandler(_Reads):
 
     async def get(self) -> None:
         """Answer with all series."""
-        data = await self.history()
+        data = await self.history(self.whole("bars"))
         if data is None:
             self.set_status(503 if self.outage is not None else 404)
             self.json({"error": "no history"})
             return
         shown = dataclasses.asdict(data)
+        shown["title"] = title_of(data)
         shown["limit"] = self.console.config.limits.queue_events
         # JSON has no infinity; the page shows the buckets themselves.
         del shown["p50"], shown["p95"]

@@ -11,6 +11,7 @@ import pytest
 from engage.api import CountStore
 from engage.console.data.history import RANGES, Overview, overview
 from engage.console.data.reader import Reader
+from engage.console.pages.overview import table_of
 from engage.monitoring.history import History
 from engage.monitoring.metrics import Metrics
 from engage.monitoring.refusals import Refusal
@@ -21,6 +22,7 @@ from support.sqlite import config_file, open_store
 #: 2026-11-22T12:00:00Z.
 NOON = 1_795_348_800_000
 MINUTE = 60_000
+DAY = 86_400
 
 
 async def drawn(store: Any, span: str = "1h", workspace: str = "acme", now: int = NOON) -> Overview:
@@ -85,6 +87,67 @@ async def test_every_range_ends_now(tmp_path: Path, span: str) -> None:
     assert len(found.at) == seconds // step
     assert found.at[-1] <= NOON + 30 * MINUTE + 5000 < found.at[-1] + step * 1000
     assert found.outcomes["stored"][-1] == 8
+
+
+@pytest.mark.parametrize(
+    ("span", "bars", "step"),
+    [
+        ("1h", 60, 60),
+        ("24h", 1440, 60),
+        ("24h", 1439, 300),
+        ("24h", 289, 300),
+        ("24h", 288, 600),
+        ("24h", 144, 3600),
+        ("14d", 336, 3600),
+        ("14d", 335, 7200),
+        ("14d", 168, 21600),
+        ("14d", 15, 86400),
+        ("14d", 1, 86400),
+    ],
+)
+async def test_a_narrow_plot_has_longer_steps_and_loses_nothing(
+    tmp_path: Path, span: str, bars: int, step: int
+) -> None:
+    """They begin at full minutes, hours and days."""
+    now = NOON + 37 * MINUTE
+    async with open_store(config_file(tmp_path)) as store:
+        assert isinstance(store, CountStore)
+        for minutes in (0, 1, 9, 62, 700, 1300, 1439, 1440, 14 * 1440 - 60):
+            await counted(store, now - minutes * MINUTE)
+        whole = await drawn(store, span, now=now)
+        found = await overview(store, Reader(8.0), "acme", span, now=now, bars=bars)
+    assert found is not None
+    assert found.step == step
+    assert RANGES[span][0] // step <= len(found.at) <= max(bars, RANGES[span][0] // DAY + 1)
+    assert all(at % (step * 1000) == 0 for at in found.at)
+    for at, stored in zip(whole.at, whole.outcomes["stored"], strict=True):
+        if stored:
+            index = found.at.index(at - at % (step * 1000))
+            assert found.outcomes["stored"][index] >= stored
+            assert found.running[index]
+            assert found.queue[index] == 17
+    assert sum(found.outcomes["stored"]) == sum(whole.outcomes["stored"])
+    assert sum(found.keys["website"]) == sum(whole.keys["website"])
+    assert (found.p95, found.noticed) == (whole.p95, whole.noticed)
+
+
+@pytest.mark.parametrize(("span", "length"), [("1h", 60), ("24h", 3600), ("14d", 86400)])
+async def test_a_row_of_the_numbers_is_a_full_minute_hour_or_day(
+    tmp_path: Path, span: str, length: int
+) -> None:
+    """Of UTC; the first one may begin with the range."""
+    now = NOON + 37 * MINUTE
+    async with open_store(config_file(tmp_path)) as store:
+        assert isinstance(store, CountStore)
+        for minutes in range(0, 14 * 1440, 97):
+            await counted(store, now - minutes * MINUTE)
+        data = await drawn(store, span, now=now)
+    rows = table_of(data)
+    starts = [row["at"] for row in rows]
+    assert starts == sorted(starts, reverse=True)
+    assert all(at % (length * 1000) == 0 for at in starts[:-1])
+    assert len({at // (length * 1000) for at in starts}) == len(starts)
+    assert sum(row["stored"] for row in rows) == sum(data.outcomes["stored"])
 
 
 async def test_only_a_request_with_a_wrong_key_counts_as_one_of_an_unknown_key(
