@@ -42,7 +42,7 @@ from engage.upkeep.letter_groups import (
 
 __all__ = ["dead_letters"]
 
-_GROUP_COLUMNS: Final = ("COUNT", "REASON", "POINTER", "KEY", "FIRST", "LAST", "EXAMPLE")
+_GROUP_COLUMNS: Final = ("COUNT", "REASON", "POINTER", "KEY", "FIRST", "LAST", "EXAMPLE", "MESSAGE")
 _COLUMNS: Final = ("RECEIVED", "ID", "REASON", "POINTER", "KEY", "USER", "MESSAGE")
 
 
@@ -80,7 +80,7 @@ def list_(
 
     Each line has: time of arrival, id, reason, JSON pointer of the first error, write key (or
     webhook provider), user, message. With --groups: count, reason, pointer, key, first and last
-    time, an id.
+    time, and the id and the message of the newest.
     """
     config, workspace = load_chosen(config_path, workspace_id)
     wanted = LetterFilter(reason=reason, pointer=pointer, key=key)
@@ -101,6 +101,7 @@ def list_(
                 shown_time(group.first),
                 shown_time(group.last),
                 group.example.id,
+                group.example.message,
             )
             for group in grouped.groups
             if wanted.matches(group.example)

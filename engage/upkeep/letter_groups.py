@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Group dead letters by their cause, and find the letters of a group.
 
-Thousands of letters usually have few causes. A group is: a reason, the JSON pointer of the first
-error, and the write key (or the provider) that the events came with.
+Thousands of letters usually have few causes. A group is: a reason, the JSON pointer and the rule of
+the first error, and the write key (or the provider) that the events came with.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
+import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, Final
@@ -26,7 +27,11 @@ __all__ = [
     "group_letters",
     "newest_letters",
     "pointer_of",
+    "rule_of",
 ]
+
+#: What differs in the messages of one rule: numbers and quoted text.
+_VALUES: Final = re.compile(r"""\d+|"[^"]*"|'[^']*'""")
 
 #: Maximum number of letters that are read to group them.
 MAX_LETTERS: Final = 20_000
@@ -41,6 +46,8 @@ class LetterFilter:
     reason: str | None = None
     #: The JSON pointer of the first error; ``""`` is the whole item.
     pointer: str | None = None
+    #: See :func:`rule_of`.
+    rule: str | None = None
     #: The id of the write key.
     key: str | None = None
     #: ``api``, or the name of a provider.
@@ -53,6 +60,7 @@ class LetterFilter:
         return (
             (self.reason is None or letter.reason == self.reason)
             and (self.pointer is None or pointer_of(letter) == self.pointer)
+            and (self.rule is None or rule_of(letter) == self.rule)
             and (self.key is None or letter.write_key_id == self.key)
             and (self.origin is None or letter.origin == self.origin)
             and (self.until is None or letter.received_at < self.until)
@@ -81,7 +89,11 @@ class Group:
     def wanted(self) -> LetterFilter:
         """The filter that finds the letters of this group."""
         return LetterFilter(
-            reason=self.reason, pointer=self.pointer, key=self.key, origin=self.origin
+            reason=self.reason,
+            pointer=self.pointer,
+            rule=rule_of(self.example),
+            key=self.key,
+            origin=self.origin,
         )
 
 
@@ -101,6 +113,14 @@ def pointer_of(letter: DeadLetter) -> str:
     return letter.errors[0].get("pointer", "") if letter.errors else ""
 
 
+def rule_of(letter: DeadLetter) -> str:
+    """Return the message of the first error of a letter, without the values in it.
+
+    :return: such as ``is too long (… characters; the limit is …)``; ``""`` if it has no error.
+    """
+    return _VALUES.sub("…", letter.errors[0].get("message", "")) if letter.errors else ""
+
+
 async def group_letters(
     store: DeadLetterStore,
     workspace_id: str | None,
@@ -117,7 +137,7 @@ async def group_letters(
     :param seconds: the time limit for reading pages.
     :raises StorageUnavailable: if the store does not answer.
     """
-    groups: dict[tuple[str, str, str | None, str], Group] = {}
+    groups: dict[tuple[str, str, str, str | None, str], Group] = {}
     ends = time.monotonic() + seconds
     count = 0
     complete = True
@@ -125,7 +145,8 @@ async def group_letters(
         letters = page.items[: limit - count]
         for letter in letters:
             count += 1
-            key = letter.reason, pointer_of(letter), letter.write_key_id, letter.origin
+            cause = letter.reason, pointer_of(letter), rule_of(letter)
+            key = (*cause, letter.write_key_id, letter.origin)
             group = groups.get(key)
             if group is None:
                 group = groups[key] = _group_of(letter)

@@ -10,7 +10,7 @@ import pytest
 
 from engage.api import DeadLetter, DeadLetterStore
 from engage.testing.factories import TIME, letter
-from engage.upkeep.letter_groups import LetterFilter, group_letters, pointer_of
+from engage.upkeep.letter_groups import LetterFilter, group_letters, pointer_of, rule_of
 from support.each import each
 from support.replay import make_bench
 
@@ -73,6 +73,27 @@ async def test_letters_are_grouped_by_cause(
         monkeypatch.setattr("engage.upkeep.letter_groups.PAGE", 200)
         hurried = await group_letters(store, "acme", seconds=-1)
         assert (hurried.letters, hurried.complete) == (200, False)
+
+
+async def test_two_rules_of_one_field_are_two_causes(tmp_path: Path) -> None:
+    """Numbers and quoted values of a message differ within a cause."""
+    messages = ["is required", "is required", "must not be empty"]
+    messages += [f"is too long ({n} characters; the limit is 512)" for n in (513, 9000)]
+    messages += ['must be one of "a"', 'must be one of "b"']
+    async with make_bench(tmp_path) as bench:
+        store: Any = bench.store
+        await store.put(
+            [
+                letter(f"{n}", errors=[{"pointer": "/event", "message": message}])
+                for n, message in enumerate(messages)
+            ]
+        )
+        grouped = await group_letters(store, "acme")
+        assert sorted(group.count for group in grouped.groups) == [1, 2, 2, 2]
+        for group in grouped.groups:
+            page = await store.scan_dead_letters("acme", after=None, limit=99)
+            assert sum(group.wanted.matches(one) for one in page.items) == group.count
+    assert rule_of(letter("x", errors=[])) == ""
 
 
 async def test_no_letters_make_no_groups(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 from tornado.web import HTTPError
 
@@ -20,9 +21,13 @@ from engage.console.data.budgets import budgets_of
 from engage.console.display.formats import READS, ROWS
 from engage.monitoring.recorder import REFUSED_RECORD
 from engage.pipeline.bulk_replay import BulkReplay
+from engage.pipeline.replay import is_delivery
 from engage.upkeep.audit import Actor
 from engage.upkeep.letter_groups import LetterFilter, delete_letters, group_letters
 from engage.upkeep.refused import refused_of
+
+if TYPE_CHECKING:
+    from engage.pipeline.explain import Explained
 
 __all__ = ["RejectedHandler", "cause_link"]
 
@@ -48,6 +53,7 @@ def _query(handler: ConsoleHandler, wanted: LetterFilter) -> dict[str, str | Non
         "workspace": handler.workspace.id,
         "reason": wanted.reason,
         "pointer": wanted.pointer,
+        "rule": wanted.rule,
         "key": wanted.key,
         "origin": wanted.origin,
     }
@@ -76,6 +82,7 @@ class RejectedHandler(ConsoleHandler):
                 if one.workspace_id in ("", self.workspace.id)
             ]
         budget = self.console.config.limits.dead_letter_budget
+        ask = ask if (ask := self.get_query_argument("ask", "")) in ACTIONS else ""
         self.page(
             "rejected.html",
             title="Rejected",
@@ -99,7 +106,8 @@ class RejectedHandler(ConsoleHandler):
                 for group in (grouped.groups if grouped else ())
                 if wanted.matches(group.example)
             ],
-            ask=ask if (ask := self.get_query_argument("ask", "")) in ACTIONS else "",
+            ask=ask,
+            tried=await self._tried(letters or ()) if ask == "replay" else [],
             cause_link=cause_link,
             partial=functools.partial,
         )
@@ -127,6 +135,7 @@ class RejectedHandler(ConsoleHandler):
                 workspace=self.workspace.id,
                 reason=wanted.reason,
                 pointer=wanted.pointer,
+                rule=wanted.rule,
                 key=wanted.key,
                 origin=wanted.origin,
                 count=count,
@@ -152,11 +161,21 @@ class RejectedHandler(ConsoleHandler):
         )
         self.console.replay.start()
 
+    async def _tried(self, letters: Sequence[DeadLetter]) -> list[Explained]:
+        """Return what would become of letters now. A delivery has to be translated for that."""
+        tried = [
+            await self.read(self.console.app.replays.check(letter))
+            for letter in letters
+            if not is_delivery(letter)
+        ]
+        return [explained for explained in tried if explained is not None]
+
     def _wanted(self) -> LetterFilter:
         """Return the filter in the query or the form. An empty pointer is the whole item."""
         return LetterFilter(
             reason=self.exact("reason") or None,
             pointer=self.exact("pointer") if "pointer" in self.request.arguments else None,
+            rule=self.exact("rule") if "rule" in self.request.arguments else None,
             key=self.exact("key") or None,
             origin=self.exact("origin") or None,
             until=self.whole("until"),

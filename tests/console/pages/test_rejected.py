@@ -142,3 +142,28 @@ def test_events_get_new_ids_only_after_a_question_with_their_number(
     wait_for(lambda: ">done<" in client.get("replays").text, what="the replay to end")
     assert len(server.export("events")) == 5
     assert badge(client.get("rejected").text) == "1: 1 event kept"
+
+
+def test_a_replay_is_tried_before_it_is_asked_for(server: Server, client: httpx.Client) -> None:
+    for number in range(3):
+        server.post("/v1/track", {"userId": f"u{number}"})
+    server.post("/v1/track", {"userId": "u", "event": ""})
+    page = wait_for(
+        lambda: text if "Show 3" in (text := client.get("rejected").text) else None,
+        what="the causes",
+    )
+    # One field, two rules.
+    assert "event: is required" in words(page)
+    assert "event: must not be empty" in words(page)
+    links = re.findall(r'href="(rejected[^"]*ask=replay)#cause"', page)
+    assert len(links) == 2
+    asked = client.get(html.unescape(links[0])).text
+    question = words(asked[asked.index("will be processed again") :])
+    assert "Of the newest 3, 3 would fail again: event: is required" in question
+    assert "new message ids" not in question
+    form = re.search(r'<form method="post" action="(rejected[^"]*)".*?</form>', asked, re.DOTALL)
+    assert form is not None
+    client.post(html.unescape(form[1]), data={"action": "delete"})
+    page = client.get("rejected").text
+    assert "event: is required" not in words(page)
+    assert "event: must not be empty" in words(page)
