@@ -7,9 +7,10 @@ import asyncio
 import functools
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
 import click
 
@@ -83,7 +84,7 @@ def check(ctx: click.Context, config_path: Path) -> None:
     from engage.handlers.preferences.looks import Looks
     from engage.server.serve import check_ports
 
-    for warning in check_ports(config):
+    for warning in (*check_ports(config), *_exposures(config)):
         _print("warning", warning)
 
     Looks(config)
@@ -110,6 +111,23 @@ def check(ctx: click.Context, config_path: Path) -> None:
         raise EngageError(lag.alarms[0])
     if sys.stdout.isatty():
         click.secho("Everything is fine.", fg="green")
+
+
+def _exposures(config: Config) -> Iterator[str]:
+    """Yield a line for each secret that can be read on its way over the network."""
+    from engage.console.sign_in.addresses import is_loopback
+
+    console, public = config.console, urlsplit(config.server.public_url or "")
+    tls = console is not None and urlsplit(console.public_url or "").scheme == "https"
+    if console is not None and not tls and not is_loopback(console.host):
+        yield (
+            f"console.host: {console.host} serves the console without TLS beyond this machine:"
+            " anyone who can read the traffic can take over a session; set console.public_url"
+            " to its https URL, behind a reverse proxy"
+        )
+    signs = any(workspace.subscription_secrets for workspace in config.workspaces)
+    if signs and public.scheme == "http" and not is_loopback(public.hostname or ""):
+        yield "server.public_url: links to the preferences page can be read on the way; use https"
 
 
 def _show_storage(

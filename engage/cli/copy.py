@@ -201,9 +201,7 @@ def _showing(progress: Progress) -> OnBytes:
 
 
 def _described(made: Backup) -> str:
-    return (
-        f"{plural(made.events, 'event')}, {made.size >> 20} MiB, as of {shown_time(made.made_at)}"
-    )
+    return f"{plural(made.events, 'event')}, {made.size:,} bytes, as of {shown_time(made.made_at)}"
 
 
 async def _disable_keys(

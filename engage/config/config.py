@@ -9,6 +9,7 @@ have schemas of the plugins: :mod:`engage.registry` checks them.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import itertools
 import json
@@ -28,6 +29,7 @@ from engage.config.interpolation import MAX_BYTES, resolve
 from engage.config.removed import without_removed
 from engage.config.schema_check import SettingsError, problems
 from engage.config.sections import Config, Workspace, config_schema, default
+from engage.errors import quote
 
 __all__ = ["key_problem", "load"]
 
@@ -81,8 +83,21 @@ def load(path: str | Path, environ: Mapping[str, str] | None = None) -> Config:
         ]
         found += _contradictions(config)
     if found:
-        raise SettingsError([f"{path}: {problem}" for problem in found])
+        raise SettingsError([f"{path}: {_named(problem, document)}" for problem in found])
     return config
+
+
+def _named(problem: str, document: Mapping[str, Any]) -> str:
+    """Return a problem with the ids of what its key counts, from the third one on."""
+    ids, place = [], document
+    for name, number in re.findall(r"(\w+)\[(\d+)\]", problem.partition(":")[0]):
+        entries = place.get(name)
+        if not isinstance(entries, list) or not isinstance(entries[int(number)], Mapping):
+            break
+        place = entries[int(number)]
+        if int(number) > 1 and isinstance(place.get("id"), str):
+            ids.append(quote(place["id"]))
+    return f"{problem} (of {', '.join(ids)})" if ids else problem
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -308,10 +323,11 @@ def _contradictions(config: Config) -> list[str]:
         try:
             ipaddress.ip_network(network)
         except ValueError:
-            found.append(
-                f"server.trusted_proxies[{number}]: must be an IP address or a network, such as"
-                " 10.0.0.0/8"
-            )
+            rule = "must be an IP address or a network, such as 10.0.0.0/8"
+            with contextlib.suppress(ValueError):
+                meant = ipaddress.ip_network(network, strict=False)
+                rule = f"{network} is an address within a network; write {meant} for all of it"
+            found.append(f"server.trusted_proxies[{number}]: {rule}")
     found += [f"{key}: {_NO_PORT}" for key, url in _urls(config) if url and _no_port(url)]
     limits = config.limits
     for small, large in (

@@ -8,6 +8,7 @@ import dataclasses
 import errno
 import functools
 import os
+import shutil
 import sqlite3
 import stat
 import sys
@@ -181,6 +182,17 @@ def may(path: str, mode: int) -> bool:
     :param mode: ``os.R_OK`` or ``os.W_OK``.
     """
     return sys.platform == "win32" or os.access(path, mode, effective_ids=True)
+
+
+def lack_of_space(settings: Settings) -> str:
+    """Return that the disk has not enough room for events; nothing if it has."""
+    least = settings.min_free_bytes
+    if not least or (free := shutil.disk_usage(os.path.dirname(settings.path)).free) >= least:
+        return ""
+    return (
+        f"{free:,} bytes are free on the disk, less than storage.sqlite.min_free_bytes ({least:,}),"
+        " so nothing is stored"
+    )
 
 
 def missing_folder(path: str) -> str:

@@ -13,7 +13,13 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from engage.api import StorageMissing
 
-from .connection import FileConnection, Settings, is_lock_error, translating_errors
+from .connection import (
+    FileConnection,
+    Settings,
+    is_lock_error,
+    lack_of_space,
+    translating_errors,
+)
 from .schema import has_log, refuse_orphaned, require_current, require_readable
 from .writer.lock import require_writable
 
@@ -56,7 +62,10 @@ class Reader(FileConnection):
                 require_writable(self.settings.path)
                 refuse_orphaned(self.settings.path, has_log(self.settings.path))
                 # Not for a server: if its file was moved, it must be put back.
-                raise StorageMissing(f"{error}; `engage serve` creates one") from None
+                problem = lack_of_space(self.settings)
+                raise StorageMissing(
+                    f"{error}; `engage serve` creates one" + (f", but {problem}" if problem else "")
+                ) from None
 
     def call(
         self,

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from .connection import (
     file_identity,
     is_disk_error,
     is_lock_error,
+    lack_of_space,
     primary_code,
     translating_errors,
 )
@@ -246,11 +246,5 @@ class Transactions(FileConnection):
         self._needs_checkpoint = False
 
     def _require_space(self) -> None:
-        least = self.settings.min_free_bytes
-        if least:
-            free = shutil.disk_usage(os.path.dirname(self.settings.path)).free
-            if free < least:
-                raise StorageUnavailable(
-                    f"{self.settings.path}: {free >> 20} MiB free on the disk, "
-                    f"less than storage.sqlite.min_free_bytes ({least >> 20} MiB)"
-                )
+        if problem := lack_of_space(self.settings):
+            raise StorageUnavailable(f"{self.settings.path}: {problem}")

@@ -73,11 +73,12 @@ def test_a_backup_is_restored(config: Path, tmp_path: Path) -> None:
     backup = tmp_path / "backup.db"
     result = run("backup", "--config", config, backup)
     assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout.startswith(f"{backup}: 2 events, 0 MiB, as of 20")
+    size = backup.stat().st_size
+    assert result.stdout.startswith(f"{backup}: 2 events, {size:,} bytes, as of 20")
     at = result.stdout.split()[-1]
     path, lines = restored(config, backup)
     assert lines == [
-        f"restored 2 events, 0 MiB, as of {at}; what was received since is missing",
+        f"restored 2 events, {size:,} bytes, as of {at}; what was received since is missing",
         f"{path}.erasures does not exist: no erasure is repeated",
     ]
 

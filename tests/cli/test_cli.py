@@ -464,7 +464,7 @@ def test_check_finds_two_listeners_on_one_port(
     result = run("check", "--config", path)
     if key is None:
         assert (result.exit_code, result.stderr) == (0, "")
-        assert "warning" not in result.stdout
+        assert "port" not in result.stdout
     else:
         assert result.exit_code == 1
         assert f"engage.toml: {key}: is the same port as server." in result.stderr
@@ -833,3 +833,41 @@ def test_copy_creates_no_source(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert result.stderr.count("\n") == 1
     assert not (tmp_path / "a.db").exists()
+
+
+# ------------------------------------------------------------------------- what a check finds
+@pytest.mark.parametrize(
+    ("lines", "warning"),
+    [
+        ('[console]\nhost = "0.0.0.0"', "console.host: 0.0.0.0 serves the console without TLS"),
+        ('[console]\nhost = "127.0.0.1"', ""),
+        ('[console]\nhost = "0.0.0.0"\npublic_url = "https://ops.example.com"', ""),
+        ('[server]\npublic_url = "http://events.example.com"', "server.public_url: links to the"),
+        ('[server]\npublic_url = "https://events.example.com"', ""),
+        ('[server]\npublic_url = "http://127.0.0.1:8080"', ""),
+    ],
+)
+def test_check_warns_of_what_others_can_read(tmp_path: Path, lines: str, warning: str) -> None:
+    config = tmp_path / "engage.toml"
+    config.write_text(
+        f'{lines}\n[storage]\nbackend = "sqlite"\n[[workspaces]]\nid = "acme"\n'
+        'subscription_secret = "a-secret-of-the-links"\n'
+    )
+    result = run("check", "--config", config)
+    assert result.exit_code == 0, result.stderr
+    found = [line for line in result.stdout.splitlines() if "_url" in line or "console." in line]
+    assert len(found) == bool(warning)
+    assert all(line.startswith(f"warning\t{warning}") for line in found)
+
+
+def test_check_says_before_the_first_start_that_the_disk_is_too_small(tmp_path: Path) -> None:
+    """A server would start, and answer 503."""
+    config = tmp_path / "engage.toml"
+    text = '[storage]\nbackend = "sqlite"\n[storage.sqlite]\n%s\n[[workspaces]]\nid = "acme"\n'
+    config.write_text(text % "min_free_bytes = 0")
+    assert "free on the disk" not in run("check", "--config", config).stdout
+    config.write_text(text % "min_free_bytes = 9000000000000000")
+    result = run("check", "--config", config)
+    assert result.exit_code == 0
+    assert "`engage serve` creates one, but " in result.stdout
+    assert "less than storage.sqlite.min_free_bytes (9,000,000,000,000,000)" in result.stdout

@@ -354,7 +354,8 @@ server.trusted_proxies = ["proxy.example.com"]
     server.trusted_proxies[0]: must be an IP address or a network, such as 10.0.0.0/8
     (it is "proxy.example.com")
 server.trusted_proxies = ["10.0.0.1/8"]
-    server.trusted_proxies[0]: must be an IP address or a network, such as 10.0.0.0/8
+    server.trusted_proxies[0]: 10.0.0.1/8 is an address within a network; write 10.0.0.0/8 for all
+    of it
 console.password = "secret"
     console.password: must be the line that `engage console-password` prints, not the password
     itself
@@ -683,3 +684,20 @@ def toml(value: Any) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(map(toml, value)) + "]"
     return json.dumps(value)
+
+
+def test_a_problem_has_the_ids_of_what_its_key_counts(tmp_path: Path) -> None:
+    """From the third on: with ten workspaces, one would have to count."""
+    path = tmp_path / "engage.toml"
+    workspaces = [f'[[workspaces]]\nid = "w{n}"\n' for n in range(4)]
+    workspaces[1] += "name = 1\n"
+    workspaces[3] += 'name = ""\n'
+    keys = [f'[[workspaces.write_keys]]\nid = "k{n}"\nkey = "a{n}"\n' for n in range(3)]
+    path.write_text("".join([*workspaces, *keys, "kind = 1\n"]))
+    with pytest.raises(SettingsError) as caught:
+        load(path)
+    assert [line.removeprefix(f"{path}: ") for line in caught.value.problems] == [
+        "workspaces[1].name: must be a string, not an integer",
+        "workspaces[3].name: must not be empty (of w3)",
+        'workspaces[3].write_keys[2].kind: must be one of "public", "server" (it is 1) (of w3, k2)',
+    ]
