@@ -114,7 +114,7 @@ class CountingMetrics(Metrics):
     def paused(self, partitions: int) -> None:
         self.paused_partitions = partitions
 
-    def log(self, gauges: Mapping[str, float]) -> None:
+    def log(self, gauges: Mapping[str, float], texts: Mapping[str, str]) -> None:
         self.gauges.update(gauges)
 
 
