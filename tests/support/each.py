@@ -82,7 +82,7 @@ def each(names: str, cases: Iterable[Any]) -> Callable[[Callable[..., Any]], Any
     return decorate
 
 
-def variants(base: Mapping[str, Any] = {}, **members: Iterable[Any]) -> Iterator[dict[str, Any]]:
+def variants(base: Mapping[str, Any] = {}, /, **members: Iterable[Any]) -> Iterator[dict[str, Any]]:
     """Yield an object with each value of each member; the other members are those of ``base``."""
     for name, values in members.items():
         for value in values:
