@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
+from engage.api.events import identifier_value
 from engage.api.pages import Page
 
 __all__ = [
@@ -146,6 +147,22 @@ class ProfileStore(abc.ABC):
             return Page((), None)
         found = await self.find_users(workspace_id, trait, [value])
         return Page(list(found.get(value, ()))[:limit], None)
+
+    async def identifier_history(
+        self, workspace_id: str, trait: str, ids: Sequence[str]
+    ) -> Mapping[str, Collection[str]]:
+        """Return all values of a declared identifier trait that people have or had.
+
+        A storage that keeps claims returns those of the user and of each visitor that belongs to
+        it. This default returns the current value of a user.
+
+        :param ids: ids of users or visitors.
+        :return: each id that has any → values in the form of :func:`identifier_value`.
+        """
+        users = [(name, await self.profile(workspace_id, name)) for name in ids]
+        values = ((name, user.traits.get(trait)) for name, user in users if user is not None)
+        forms = ((name, identifier_value(trait, value)) for name, value in values)
+        return {name: (form,) for name, form in forms if form is not None}
 
     async def find_visitors(
         self, workspace_id: str, trait: str, values: Sequence[str]

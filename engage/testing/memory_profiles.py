@@ -178,6 +178,18 @@ class MemoryProfiles(Memory, api.ProfileStore):
                     claims.setdefault(form, []).append((at, user.id))
         return _oldest(claims)
 
+    async def identifier_history(
+        self, workspace_id: str, trait: str, ids: Sequence[str]
+    ) -> Mapping[str, Collection[str]]:
+        found: dict[str, set[str]] = {}
+        for name in ids:
+            _, names = self.person_of(workspace_id, name)
+            for kind in (Kind.USER, Kind.VISITOR):
+                for one in self._of_kind(workspace_id, kind):
+                    if one.id in names and trait in one.claims:
+                        found.setdefault(name, set()).update(one.claims[trait])
+        return found
+
     async def find_visitors(
         self, workspace_id: str, trait: str, values: Sequence[str]
     ) -> Mapping[str, Sequence[str]]:

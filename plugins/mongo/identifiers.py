@@ -34,6 +34,7 @@ from engage.api import (
 
 from .connection import BATCH, Connection
 from .documents import (
+    below,
     decode_value,
     escape_key,
     identifier_field,
@@ -343,6 +344,28 @@ class Identifiers:
         if len(found) == limit:
             more = f"{prefix}/{int(found[-1]['createdAt'])}.{found[-1]['_id']}"
         return Page([one[place.name] for one in found if one["_id"] not in users], more)
+
+    async def history(
+        self, workspace_id: str, trait: str, ids: Sequence[str]
+    ) -> dict[str, set[str]]:
+        """Return the values of a trait that people have or had, by each of these ids."""
+        found: dict[str, set[str]] = {}
+        held, whose = scoped_id(workspace_id, _held(trait, "")), scoped_id(workspace_id, "")
+        with self._connection.calling() as db:
+            people = await self._people.persons_of(workspace_id, list(filter(is_text, ids)))
+            asked: dict[str, list[str]] = {}
+            for name, (_, names) in people.items():
+                for one in names:
+                    asked.setdefault(one, []).append(name)
+            paths = [claim_id(workspace_id, one, trait, "").removesuffix(":") for one in asked]
+            for start in range(0, len(paths), STEP):
+                ranges = [{"_id": below(path)} for path in paths[start : start + STEP]]
+                for place in (PLACES[kind] for kind in _KINDS):
+                    async for one in db[place.claims].find({"$or": ranges}):
+                        owner = one.get("userId") or one["visitor"].removeprefix(whose)
+                        for name in asked[owner]:
+                            found.setdefault(name, set()).add(one["held"].removeprefix(held))
+        return found
 
     async def index(self) -> None:
         """Make users found by each declared trait, also those that were stored before the trait was

@@ -259,6 +259,7 @@ class MongoStorage(
     expire_visitors = _once_ready("_people", People.expire)
     find_users = _once_ready("_identifiers", Identifiers.find_users)
     find_visitors = _once_ready("_identifiers", Identifiers.find_visitors)
+    identifier_history = _once_ready("_identifiers", Identifiers.history)
     holders = _once_ready("_identifiers", Identifiers.holders)
 
     async def apply(self, change: SubscriptionChange) -> Mapping[str, bool]:

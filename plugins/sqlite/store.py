@@ -225,6 +225,11 @@ class SqliteStorage(
     ) -> Mapping[str, Sequence[str]]:
         return await self._read(self._people.find_users, workspace_id, trait, values)
 
+    async def identifier_history(
+        self, workspace_id: str, trait: str, ids: Sequence[str]
+    ) -> Mapping[str, Collection[str]]:
+        return await self._read(people.identifier_history, workspace_id, trait, ids)
+
     async def find_visitors(
         self, workspace_id: str, trait: str, values: Sequence[str]
     ) -> Mapping[str, Sequence[str]]:

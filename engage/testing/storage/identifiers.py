@@ -59,6 +59,37 @@ class IdentifierTests:
         assert dict(found) == {"new@example.com": ["u"]}
 
     @on_open(ProfileStore)
+    async def test_the_history_of_an_identifier(self, store: Any) -> None:
+        """It has the values of a user, and those of the visitors that belong to the user."""
+        visit = identify("4", "", anonymous_id="alone", traits={"email": "a@alone.example"})
+        await store_all(
+            store,
+            identify("1", "ann", 1, traits={"email": " Ann@New.example "}),
+            identify("2", "ben", traits={"phone": "+1 (2) 3", "email": 1}),
+            identify("3", "ann", workspace="other", traits={"email": "ann@other.example"}),
+            replace(visit, user_id=None),
+        )
+        ids = ["ann", "ben", "nobody", "nul\x00"]
+        found = await store.identifier_history(WORKSPACE, "email", ids)
+        assert ({*found}, {*found["ann"]}) == ({"ann"}, {"ann@new.example"})
+        found = await store.identifier_history(WORKSPACE, "phone", ids)
+        assert ({*found}, {*found["ben"]}) == ({"ben"}, {"+123"})
+        if type(store).identifier_history is ProfileStore.identifier_history:
+            return  # It has the current values of users.
+        await store_all(
+            store,
+            # A value that arrives late was the user's, and so was one that is replaced.
+            identify("5", "ann", traits={"email": "ann@old.example"}),
+            identify("6", "ann", 1, traits={"email": None}),
+            identify("7", "ann", 1, anonymous_id="alone", traits={"name": "Ann"}),
+        )
+        found = await store.identifier_history(WORKSPACE, "email", [*ids, "alone"])
+        # The id of a visitor that belongs to a user is one of that person.
+        assert {*found} == {"ann", "alone"}
+        assert {*found["ann"]} == {"ann@new.example", "ann@old.example", "a@alone.example"}
+        assert {*found["alone"]} == {*found["ann"]}
+
+    @on_open(ProfileStore)
     async def test_at_most_a_hundred_users_are_found(self, store: Any) -> None:
         await store_all(
             store,

@@ -279,6 +279,24 @@ def person_of(db: sqlite3.Connection, workspace_id: str, name: str) -> tuple[str
     return user[2], [user[2], *(one[2] for one in visitors)]
 
 
+def identifier_history(
+    db: sqlite3.Connection, workspace_id: str, trait: str, ids: Sequence[str]
+) -> dict[str, set[str]]:
+    """Return the values of a trait that people have or had, by each of these ids."""
+    found: dict[str, set[str]] = {}
+    for name in filter(is_text, ids):
+        _, names = person_of(db, workspace_id, name)
+        for table in ("identifiers", "claims"):
+            query = (
+                "SELECT c.value FROM {keys} k CROSS JOIN profiles p ON p.workspace = k.column1 "
+                f"AND p.kind IN ({USER}, {VISITOR}) AND p.name = k.column2 "
+                f"CROSS JOIN {table} c ON c.profile = p.id AND c.trait = k.column3"
+            )
+            for (value,) in look_up(db, query, [(workspace_id, one, trait) for one in names]):
+                found.setdefault(name, set()).add(value)
+    return found
+
+
 # ------------------------------------------------------------------------------------ old visitors
 def old_visitors(
     db: sqlite3.Connection, before: int, after: int | None, limit: int
