@@ -6,6 +6,7 @@ After a failed delivery Customer.io holds back every later one, for up to seven 
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -15,7 +16,6 @@ from engage.api import (
     PayloadInvalid,
     ProviderContext,
     ProviderFactory,
-    Recipient,
     Register,
     Signing,
     TranslatedEvent,
@@ -28,6 +28,7 @@ from engage.webhooks import (
     check_hmac,
     check_timestamp,
     decode_hex,
+    email_event,
     email_opt_outs,
     email_recipient,
     event_id,
@@ -102,13 +103,17 @@ class CustomerIo(SecretProvider):
         if kind is None or metric is None or not isinstance(data, dict):
             raise PayloadInvalid("object_type, metric and data are required")
         kind = kind.lower()
+        types = [f"{kind}.{metric}"]
         found = data.get("identifiers")
         identifiers = found if isinstance(found, dict) else {}
         user = user_id(identifiers.get("id"), data.get("customer_id"))
-        recipient = _recipient(kind, data, identifiers)
+        is_message = kind in ("email", "sms", "whatsapp")
+        named = _named(data, identifiers, is_message=is_message)
+        number = phone_recipient(named) if is_message and kind != "email" else None
+        recipient = number or email_recipient(named)
         profile = user_id(identifiers.get("cio_id"))
         if user is None and recipient is None and profile is None:
-            return Translation(ignored=1)
+            return Translation(ignored=1, unknown={0: data}, types=types)
         timestamp = unix_time(payload.get("timestamp"))
         properties = _properties(payload, data, timestamp)
         if kind == "email" and metric == "bounced":
@@ -132,7 +137,14 @@ class CustomerIo(SecretProvider):
             # All that Customer.io knows of this profile is the id that it assigned itself.
             document["anonymousId"] = f"customerio:{profile}"
         opt_outs = tuple(_opt_outs(kind, metric, data))
-        return Translation(events=[TranslatedEvent(document, recipient, opt_outs=opt_outs)])
+        event = TranslatedEvent(document, recipient, opt_outs=opt_outs)
+        if is_message and number is None:
+            # Customer.io does not say which of several recipients an event is about.
+            event = email_event(document, named, opt_outs, one_of=True)
+        if kind == "customer" and user is not None:
+            # What the customer wants, with whichever address.
+            event = dataclasses.replace(event, named=())
+        return Translation(events=[event], types=types)
 
 
 def _opt_outs(kind: str, metric: str, data: Mapping[str, Any]) -> Iterator[OptOut]:
@@ -182,15 +194,12 @@ def _properties(
     return merged(properties)
 
 
-def _recipient(
-    kind: str, data: Mapping[str, Any], identifiers: Mapping[str, Any]
-) -> Recipient | None:
-    address = email_recipient(
-        identifiers.get("email"), data.get("email_address"), data.get("recipient")
-    )
-    if address is None and kind in ("sms", "whatsapp"):
-        return phone_recipient(data.get("recipient"))
-    return address
+def _named(
+    data: Mapping[str, Any], identifiers: Mapping[str, Any], *, is_message: bool
+) -> str | None:
+    """Return the recipient of a message, or else the address of its profile."""
+    places = [data.get("recipient"), data.get("email_address"), identifiers.get("email")]
+    return next(filter(None, map(text, places if is_message else reversed(places))), None)
 
 
 def _name(kind: str, metric: str) -> str:

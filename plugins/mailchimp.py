@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from engage.api import (
     PayloadInvalid,
     ProviderContext,
     ProviderFactory,
     Register,
-    Rejected,
     Reply,
     Signing,
     TranslatedEvent,
@@ -21,23 +20,27 @@ from engage.api import (
 )
 from engage.webhooks import (
     SecretProvider,
+    at,
     check_hmac,
     decode_base64,
+    email_event,
     email_opt_outs,
-    email_recipient,
     event_id,
     form_bytes,
     form_fields,
+    form_values,
     merged,
     one_header,
     options_schema,
+    own_user_id,
     parse_json,
     public_url,
     signed_url,
     spread,
+    text,
     track,
+    translated,
     unix_time,
-    user_id,
 )
 
 EVENTS: Final = {
@@ -52,6 +55,10 @@ EVENTS: Final = {
     "spam": "Email Marked as Spam",
     "unsub": "Email Unsubscribed",
 }
+#: Changes of the deny and allow lists have no ``event``.
+IGNORED: Final = frozenset({None, "inbound"})
+#: To whom the events of *Send Test* are: https://mailchimp.com/developer/transactional/docs/webhooks
+TEST: Final = "example.webhook@mandrillapp.com"
 EMPTY: Final = (b"mandrill_events", b"[]")
 BOUNCES: Final = {"hard_bounce": "hard", "soft_bounce": "soft"}
 
@@ -98,34 +105,25 @@ class Mailchimp(SecretProvider):
 
     def translate(self, request: WebhookRequest) -> Translation:
         """Return one track event for each element about a sent e-mail; ignore the others."""
-        found = dict(form_fields(request.body)).get("mandrill_events")
-        items = parse_json(found) if found is not None else None
+        found = form_values(form_fields(request.body)).get("mandrill_events")
+        items = parse_json(found) if isinstance(found, str) else None
         if not isinstance(items, list):
             raise PayloadInvalid("mandrill_events: must be a list")
-        events: list[TranslatedEvent] = []
-        rejected: list[Rejected] = []
-        ignored = 0
-        for index, item in enumerate(items):
-            if not isinstance(item, dict):
-                rejected.append(Rejected(index, "is not an object"))
-                continue
-            kind = item.get("event")
-            name = EVENTS.get(kind) if isinstance(kind, str) else None
-            message = item.get("msg")
-            if name is None:
-                ignored += 1
-            elif not isinstance(message, dict):
-                rejected.append(Rejected(index, "msg: must be an object"))
-            else:
-                events.append(_event(str(kind), name, item, message, index))
-        return Translation(events=events, ignored=ignored, rejected=rejected)
+        return translated(items, _event, (text(at(item, "event")) for item in items))
 
 
-def _event(
-    kind: str, name: str, item: Mapping[str, Any], message: Mapping[str, Any], index: int
-) -> TranslatedEvent:
+def _event(item: Any, index: int) -> TranslatedEvent | Literal["ignored", "test", "unknown"]:
+    if not isinstance(item, dict):
+        raise PayloadInvalid("is not an object")
+    kind, message = text(item.get("event")), item.get("msg")
+    if str(at(message, "email")).strip().lower() == TEST:
+        return "test"
+    if kind is None or kind not in EVENTS:
+        return "ignored" if kind in IGNORED else "unknown"
+    if not isinstance(message, dict):
+        raise PayloadInvalid("msg: must be an object")
     metadata = message.get("metadata")
-    recipient = email_recipient(message.get("email"))
+    user, taken = own_user_id(metadata)
     properties = merged(
         {
             "email": message.get("email"),
@@ -137,20 +135,18 @@ def _event(
         without=("event", "msg", "ts", "metadata"),
     )
     document = track(
-        name,
+        EVENTS[kind],
         # ``_id`` is the id of the message: its opens and clicks have the same one.
         message_id=event_id(
             kind, *(str(item.get(key)) for key in ("_id", "ts", "url", "ip", "user_agent"))
         ),
         timestamp=unix_time(item.get("ts")),
-        user=user_id(*(metadata.get(k) for k in ("userId", "user_id")))
-        if isinstance(metadata, dict)
-        else None,
-        properties=spread(properties, metadata, "metadata", without=("userId", "user_id")),
+        user=user,
+        properties=spread(properties, metadata, "metadata", without=taken),
     )
     # Mandrill rejects further messages of the same subaccount only.
-    opt_outs = email_opt_outs(name, BOUNCES.get(kind), message.get("subaccount"))
-    return TranslatedEvent(document, recipient, index, opt_outs=opt_outs)
+    opt_outs = email_opt_outs(EVENTS[kind], BOUNCES.get(kind), message.get("subaccount"))
+    return email_event(document, message.get("email"), opt_outs, taken=taken, index=index)
 
 
 @hookimpl

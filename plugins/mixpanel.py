@@ -17,7 +17,6 @@ from engage.api import (
     PayloadInvalid,
     ProviderFactory,
     Register,
-    Rejected,
     Reply,
     TranslatedEvent,
     Translation,
@@ -38,6 +37,7 @@ from engage.webhooks import (
     parse_json,
     text,
     track,
+    translated,
     unix_time,
     user_id,
 )
@@ -70,17 +70,10 @@ class Mixpanel(StaticCredentialProvider):
         if isinstance(payload, dict) and "action" in payload:
             return _cohort(payload)
         items = payload if isinstance(payload, list) else [payload]
-        events: list[TranslatedEvent] = []
-        rejected: list[Rejected] = []
-        for index, item in enumerate(items):
-            name = text(at(item, "event")) or text(at(item, "event_name"))
-            if name is None:
-                rejected.append(Rejected(index, "not an event"))
-            else:
-                events.append(_event(name, item, index))
-        if rejected and not events:
+        found = translated(items, _event)
+        if found.rejected and not found.events:
             raise PayloadInvalid("neither members of a cohort nor a list of events")
-        return Translation(events=events, rejected=rejected)
+        return found
 
     def reply(self, request: WebhookRequest, result: WebhookResult) -> Reply | None:
         """Return the answer that cohort sync expects, or ``None`` for other deliveries."""
@@ -104,14 +97,12 @@ def _cohort(payload: Mapping[str, Any]) -> Translation:
         text(parameters.get(f"mixpanel_{name}")) or ""
         for name in ("project_id", "cohort_id", "session_id")
     ]
-    events: list[TranslatedEvent] = []
-    rejected: list[Rejected] = []
-    for index, member in enumerate(members):
+
+    def event(member: Any, index: int) -> TranslatedEvent:
         distinct = user_id(at(member, "mixpanel_distinct_id"))
         recipient = email_recipient(at(member, "email"))
         if distinct is None and recipient is None:
-            rejected.append(Rejected(index, "a member without an id or an address"))
-            continue
+            raise PayloadInvalid("a member without an id or an address")
         who = distinct or (recipient.value if recipient else "")
         document = track(
             _ACTIONS[action],
@@ -126,11 +117,15 @@ def _cohort(payload: Mapping[str, Any]) -> Translation:
             ),
         )
         _identify(document, distinct)
-        events.append(TranslatedEvent(document, recipient, index))
-    return Translation(events=events, rejected=rejected)
+        return TranslatedEvent(document, recipient, index)
+
+    return translated(members, event, [action])
 
 
-def _event(name: str, item: Mapping[str, Any], index: int) -> TranslatedEvent:
+def _event(item: Any, index: int) -> TranslatedEvent:
+    name = text(at(item, "event")) or text(at(item, "event_name"))
+    if name is None:
+        raise PayloadInvalid("not an event")
     nested = item.get("properties")
     own = merged(nested, item, without=["properties", "event", "event_name"])
     fields = {"distinct_id", "$insert_id", "insert_id", "$user_id", "$device_id"}

@@ -7,8 +7,9 @@ protects the body.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from engage.api import (
     PayloadInvalid,
@@ -16,7 +17,6 @@ from engage.api import (
     ProviderFactory,
     Recipient,
     Register,
-    Rejected,
     TranslatedEvent,
     Translation,
     WebhookRequest,
@@ -33,6 +33,7 @@ from engage.webhooks import (
     options_schema,
     parse_object,
     text,
+    translated,
     unix_time,
     user_id,
 )
@@ -112,24 +113,22 @@ class _Batch:
         )
 
     def translation(self) -> Translation:
-        events: list[TranslatedEvent] = []
-        rejected: list[Rejected] = []
-        ignored = 0
-        for index, item in enumerate(self._items):
-            kind = text(at(item, "event_type"))
-            data = at(item, "data")
-            if kind is None or not isinstance(data, dict):
-                rejected.append(Rejected(index, "not an event"))
-                continue
-            document = self._event(kind, data, item)
-            if document is None:
-                ignored += 1
-            else:
-                events.append(TranslatedEvent(document, self._recipient, index))
+        kinds = (text(at(item, "event_type")) for item in self._items)
+        found = translated(self._items, self._translate, kinds)
         identify = self._identify()
-        if identify is not None:
-            events.insert(0, TranslatedEvent(identify, self._recipient))
-        return Translation(events=events, ignored=ignored, rejected=rejected)
+        if identify is None:
+            return found
+        events = [TranslatedEvent(identify, self._recipient), *found.events]
+        return dataclasses.replace(found, events=events)
+
+    def _translate(self, item: Any, index: int) -> TranslatedEvent | Literal["ignored"]:
+        kind, data = text(at(item, "event_type")), at(item, "data")
+        if kind is None or not isinstance(data, dict):
+            raise PayloadInvalid("not an event")
+        document = self._event(kind, data, item)
+        if document is None:
+            return "ignored"
+        return TranslatedEvent(document, self._recipient, index)
 
     def _identify(self) -> dict[str, Any] | None:
         """Return the identify, unless the batch has nothing but an mpid."""

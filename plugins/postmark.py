@@ -23,6 +23,8 @@ from engage.api import (
 )
 from engage.webhooks import (
     StaticCredentialProvider,
+    at,
+    email_event,
     email_opt_outs,
     email_recipient,
     event_id,
@@ -60,6 +62,9 @@ _SUPPRESSIONS: Final[Mapping[str, str]] = {
 }
 #: Postmark's id of a message that it does not know, and of the messages of its test deliveries.
 _NO_MESSAGE: Final = "00000000-0000-0000-0000-000000000000"
+#: What else the records of test deliveries have: https://postmarkapp.com/developer/webhooks
+_TEST_METADATA: Final = {"example": "value", "example_2": "value"}
+_TEST_ADDRESS: Final = "john@example.com"
 _HARD: Final = frozenset({"HardBounce", "BadEmailAddress"})
 _SOFT: Final = frozenset(
     {"Transient", "SoftBounce", "DnsError", "Blocked", "DMARCPolicy", "VirusNotification"}
@@ -86,9 +91,21 @@ class Postmark(StaticCredentialProvider):
         kind = text(record.get("RecordType"))
         if kind is None:
             raise PayloadInvalid("RecordType is missing")
+        if _is_test(record):
+            return Translation(ignored=1, tests=1, types=[kind])
         if kind not in _RECORDS:
-            return Translation(ignored=1)
-        return Translation(events=[_translate(kind, record)])
+            unknown = {} if kind == "Inbound" else {0: record}
+            return Translation(ignored=1, unknown=unknown, types=[kind])
+        return Translation(events=[_translate(kind, record)], types=[kind])
+
+
+def _is_test(record: Mapping[str, Any]) -> bool:
+    """Return whether a record is of Postmark's *Send test*. The message id alone does not say so:
+    the messages that Postmark does not know have it too."""
+    return record.get("MessageID") == _NO_MESSAGE and (
+        record.get("Metadata") == _TEST_METADATA
+        or _TEST_ADDRESS in (record.get("Recipient"), record.get("Email"))
+    )
 
 
 def _translate(kind: str, record: Mapping[str, Any]) -> TranslatedEvent:
@@ -103,11 +120,8 @@ def _translate(kind: str, record: Mapping[str, Any]) -> TranslatedEvent:
         if record.get("SuppressSending") is False:
             name = "Email Resubscribed"
     metadata = record.get("Metadata")
-    recipient = email_recipient(
-        record.get("Recipient"),
-        record.get("Email"),
-        metadata.get("recipient") if isinstance(metadata, dict) else None,
-    )
+    named = record.get("Recipient") or record.get("Email") or at(metadata, "recipient")
+    recipient = email_recipient(named)
     user, taken = own_user_id(metadata)
     once = _once(name, bounce, record, recipient)
     bounce_type = _bounce_type(bounce) if name == "Email Bounced" else None
@@ -132,11 +146,12 @@ def _translate(kind: str, record: Mapping[str, Any]) -> TranslatedEvent:
     )
     # A filter made a SpamNotification, not the person. Postmark suppresses per message stream.
     opt_outs = email_opt_outs(name, bounce_type, record.get("MessageStream"))
-    return TranslatedEvent(
+    return email_event(
         document,
-        recipient,
+        named,
+        () if bounce == "SpamNotification" else opt_outs,
+        taken=taken,
         restated=once is not None,
-        opt_outs=() if bounce == "SpamNotification" else opt_outs,
     )
 
 

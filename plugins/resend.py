@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Final
 
 from engage.api import (
@@ -10,7 +11,6 @@ from engage.api import (
     ProviderFactory,
     Register,
     Signing,
-    TranslatedEvent,
     Translation,
     WebhookRequest,
     hookimpl,
@@ -18,6 +18,7 @@ from engage.api import (
 from engage.webhooks import (
     SecretProvider,
     check_standard_webhook,
+    email_event,
     email_opt_outs,
     email_recipient,
     event_id,
@@ -26,12 +27,12 @@ from engage.webhooks import (
     message_id,
     optional_header,
     options_schema,
+    own_user_id,
     parse_object,
     spread,
     standard_webhook_key,
     text,
     track,
-    user_id,
 )
 
 EVENTS: Final = {
@@ -46,6 +47,11 @@ EVENTS: Final = {
     "email.suppressed": "Email Dropped",
     "contact.updated": "Email Unsubscribed",
 }
+#: Events that say nothing about a sent e-mail or a subscription.
+IGNORED: Final = frozenset(
+    {"email.scheduled", "email.received", "contact.created", "contact.deleted"}
+    | {f"domain.{change}" for change in ("created", "updated", "deleted")}
+)
 BOUNCES: Final = {"permanent": "hard", "transient": "soft"}
 
 
@@ -84,18 +90,23 @@ class Resend(SecretProvider):
         """Return one track event for a sent e-mail, or a contact who has unsubscribed; ignore
         domains, other changes of contacts, and received mail."""
         payload = parse_object(request.body)
-        kind = payload.get("type")
-        name = EVENTS.get(kind) if isinstance(kind, str) else None
+        kind = text(payload.get("type")) or ""
+        name = EVENTS.get(kind)
         if name is None:
-            return Translation(ignored=1)
+            unknown = {} if kind in IGNORED else {0: payload}
+            return Translation(ignored=1, unknown=unknown, types=[kind])
         data = payload.get("data")
         if not isinstance(data, dict):
-            raise PayloadInvalid("data: must be an object")
+            raise PayloadInvalid("data: must be an object", kind=kind)
         if kind == "contact.updated" and data.get("unsubscribed") is not True:
-            return Translation(ignored=1)
-        to = data.get("email") if kind == "contact.updated" else data.get("to")
-        recipient = email_recipient(*to) if isinstance(to, list) else email_recipient(to)
+            return Translation(ignored=1, types=[kind])
+        # Resend does not say which of the recipients of an e-mail an event is about.
+        fields = ("email",) if kind == "contact.updated" else ("to", "cc", "bcc")
+        lists = [to if isinstance(to, list) else [to] for to in map(data.get, fields)]
+        named = [*itertools.chain(*lists)]
+        recipient = email_recipient(named)
         tags = _tags(data.get("tags"))
+        user, taken = own_user_id(tags)
         properties: dict[str, Any] = {}
         if recipient is not None:
             properties["email"] = recipient.value
@@ -114,13 +125,14 @@ class Resend(SecretProvider):
             )
             or event_id(name, str(data.get("email_id")), str(when)),
             timestamp=iso_time(when),
-            user=user_id(tags.get("userId"), tags.get("user_id")),
-            properties=spread(properties, tags, "tags", without=("userId", "user_id")),
+            user=user,
+            properties=spread(properties, tags, "tags", without=taken),
         )
         # A contact was once one of an audience; now it is one of the team, in segments.
         audience = data.get("audience_id") if "segment_ids" not in data else None
         opt_outs = email_opt_outs(name, properties.get("bounceType"), audience)
-        return Translation(events=[TranslatedEvent(document, recipient, opt_outs=opt_outs)])
+        event = email_event(document, named, opt_outs, one_of=True, taken=taken)
+        return Translation(events=[event], types=[kind])
 
 
 def _tags(value: object) -> dict[str, Any]:

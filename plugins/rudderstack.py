@@ -7,8 +7,9 @@ body.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from engage.api import (
     EVENT_TYPES,
@@ -16,7 +17,6 @@ from engage.api import (
     ProviderFactory,
     Recipient,
     Register,
-    Rejected,
     TranslatedEvent,
     Translation,
     WebhookRequest,
@@ -25,6 +25,7 @@ from engage.api import (
 from engage.webhooks import (
     ElementIds,
     StaticCredentialProvider,
+    at,
     content_id,
     email_recipient,
     iso_time,
@@ -33,6 +34,7 @@ from engage.webhooks import (
     options_schema,
     parse_json,
     text,
+    translated,
 )
 
 #: RudderStack's own fields: they describe how an event was sent, not what happened.
@@ -55,24 +57,20 @@ class RudderStack(StaticCredentialProvider):
         if isinstance(payload, dict) and isinstance(payload.get("batch"), list):
             payload = payload["batch"]
         items = payload if isinstance(payload, list) else [payload]
-        events: list[TranslatedEvent] = []
-        rejected: list[Rejected] = []
-        ignored = 0
-        ids = ElementIds(items)
-        for index, item in enumerate(items):
-            kind = text(item.get("type")) if isinstance(item, dict) else None
-            if kind is None:
-                rejected.append(Rejected(index, "not an event: it has no type"))
-            elif kind.lower() in EVENT_TYPES:
-                events.append(_translate(kind.lower(), item, index, ids))
-            else:
-                ignored += 1
-        if rejected and not events and not ignored:
-            raise PayloadInvalid(rejected[0].message)
-        return Translation(events=events, ignored=ignored, rejected=rejected)
+        translate = functools.partial(_translate, ElementIds(items))
+        found = translated(items, translate, (text(at(item, "type")) for item in items))
+        if found.rejected and not found.events and not found.ignored:
+            raise PayloadInvalid(found.rejected[0].message)
+        return found
 
 
-def _translate(kind: str, item: Mapping[str, Any], index: int, ids: ElementIds) -> TranslatedEvent:
+def _translate(ids: ElementIds, item: Any, index: int) -> TranslatedEvent | Literal["unknown"]:
+    kind = text(at(item, "type"))
+    if kind is None:
+        raise PayloadInvalid("not an event: it has no type")
+    kind = kind.lower()
+    if kind not in EVENT_TYPES:
+        return "unknown"
     context = merged(
         item.get("context"),
         {name: item.get(name) for name in _CONTEXT},

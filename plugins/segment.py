@@ -7,9 +7,10 @@ the option ``allow_batch`` accepts that nothing proves that the other elements c
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from engage.api import (
     EVENT_TYPES,
@@ -18,7 +19,6 @@ from engage.api import (
     ProviderContext,
     ProviderFactory,
     Register,
-    Rejected,
     SignatureMismatch,
     Signing,
     TranslatedEvent,
@@ -29,6 +29,7 @@ from engage.api import (
 from engage.webhooks import (
     ElementIds,
     SecretProvider,
+    at,
     check_hmac,
     content_id,
     decode_hex,
@@ -36,6 +37,8 @@ from engage.webhooks import (
     one_header,
     options_schema,
     parse_json,
+    text,
+    translated,
 )
 
 #: The number of bytes that are searched for the first element: the sender is not verified yet.
@@ -76,33 +79,33 @@ class Segment(SecretProvider):
     def translate(self, request: WebhookRequest) -> Translation:
         """Return the events as they are, and who is to be deleted; ignore other types."""
         payload = parse_json(request.body)
-        events: list[TranslatedEvent] = []
         erasures: list[str] = []
-        rejected: list[Rejected] = []
-        ignored = 0
         elements = payload if isinstance(payload, list) else [payload]
         ids = ElementIds(elements)
-        for index, item in enumerate(elements):
+
+        def event(item: Any, index: int) -> TranslatedEvent | Literal["ignored", "unknown"]:
             if not isinstance(item, dict):
-                rejected.append(Rejected(index, "is not an object"))
-                continue
+                raise PayloadInvalid("is not an object")
             kind = item.get("type")
             if not isinstance(kind, str):
-                rejected.append(Rejected(index, "type: required"))
-            elif kind.lower() not in EVENT_TYPES:
-                ignored += 1
-                if kind.lower() == "delete" and isinstance(item.get("userId"), str):
+                raise PayloadInvalid("type: required")
+            if kind.lower() == "delete":
+                if isinstance(item.get("userId"), str):
                     erasures.append(item["userId"])
-            else:
-                document = {**item, "type": kind.lower()}
-                timed = item.get("timestamp") or item.get("originalTimestamp")
-                document["messageId"] = message_id(item.get("messageId")) or (
-                    content_id(item) if timed else ids(index)
-                )
-                events.append(TranslatedEvent(document, index=index))
-        if rejected and not events and not ignored:
-            raise PayloadInvalid(f"no element is an event; the first {rejected[0].message}")
-        return Translation(events=events, erasures=erasures, ignored=ignored, rejected=rejected)
+                return "ignored"
+            if kind.lower() not in EVENT_TYPES:
+                return "unknown"
+            document = {**item, "type": kind.lower()}
+            timed = item.get("timestamp") or item.get("originalTimestamp")
+            document["messageId"] = message_id(item.get("messageId")) or (
+                content_id(item) if timed else ids(index)
+            )
+            return TranslatedEvent(document, index=index)
+
+        found = translated(elements, event, (text(at(item, "type")) for item in elements))
+        if found.rejected and not found.events and not found.ignored:
+            raise PayloadInvalid(f"no element is an event; the first {found.rejected[0].message}")
+        return dataclasses.replace(found, erasures=erasures)
 
 
 def first_element(array: bytes) -> bytes:
@@ -114,20 +117,20 @@ def first_element(array: bytes) -> bytes:
     :raises NothingSigned: if the array is empty.
     :raises SignatureMismatch: if its first element is not an object, or does not end.
     """
-    text = array[: MAX_ELEMENT + 1].lstrip()[1:]
-    if text.lstrip()[:1] == b"]":
+    start = array[: MAX_ELEMENT + 1].lstrip()[1:]
+    if start.lstrip()[:1] == b"]":
         raise NothingSigned("the array is empty, so nothing in it is signed")
-    if text[:1] != b"{":
+    if start[:1] != b"{":
         raise SignatureMismatch("the first element is not an object")
     depth = 0
-    for token in _TOKENS.finditer(text):
+    for token in _TOKENS.finditer(start):
         sign = token[0][:1]
         if sign in b"[{":
             depth += 1
         elif sign in b"]}":
             depth -= 1
             if depth == 0:
-                return text[: token.end()]
+                return start[: token.end()]
     raise SignatureMismatch("the first element does not end")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
@@ -22,7 +22,6 @@ from engage.api import (
     ProviderContext,
     ProviderFactory,
     Register,
-    Rejected,
     SignatureMismatch,
     Signing,
     TranslatedEvent,
@@ -31,9 +30,11 @@ from engage.api import (
     hookimpl,
 )
 from engage.webhooks import (
+    at,
     check_timestamp,
     content_id,
     decode_base64,
+    email_event,
     email_opt_outs,
     email_recipient,
     event_id,
@@ -46,6 +47,7 @@ from engage.webhooks import (
     secrets,
     text,
     track,
+    translated,
     unix_time,
 )
 
@@ -68,6 +70,9 @@ _NAMES: Final[Mapping[str, str]] = {
     "group_unsubscribe": "Email Unsubscribed",
     "group_resubscribe": "Email Resubscribed",
 }
+#: Address and beginning of the message id of *Test Your Integration*:
+#: https://www.twilio.com/docs/sendgrid/for-developers/tracking-events/getting-started-event-webhook
+_TEST: Final = ("example@test.com", "14c5d75ce93.dfd.64b469.")
 #: What SendGrid may report late, without the custom arguments and the ``sg_message_id``.
 _LATE: Final = frozenset({"bounce", "spamreport"})
 
@@ -122,18 +127,7 @@ class SendGrid(Provider):
         payload = parse_json(request.body)
         if not isinstance(payload, list):
             raise PayloadInvalid("the body is not a list of events")
-        events: list[TranslatedEvent] = []
-        rejected: list[Rejected] = []
-        ignored = 0
-        for index, item in enumerate(payload):
-            kind = item.get("event") if isinstance(item, dict) else None
-            if not isinstance(kind, str):
-                rejected.append(Rejected(index, "not an event"))
-            elif kind in _NAMES:
-                events.append(_translate(kind, item, index))
-            else:
-                ignored += 1
-        return Translation(events=events, ignored=ignored, rejected=rejected)
+        return translated(payload, _translate, (text(at(item, "event")) for item in payload))
 
 
 def _public_key(encoded: str) -> ec.EllipticCurvePublicKey:
@@ -150,7 +144,14 @@ def _public_key(encoded: str) -> ec.EllipticCurvePublicKey:
     return key
 
 
-def _translate(kind: str, item: Mapping[str, Any], index: int) -> TranslatedEvent:
+def _translate(item: Any, index: int) -> TranslatedEvent | Literal["test", "unknown"]:
+    kind = at(item, "event")
+    if not isinstance(kind, str):
+        raise PayloadInvalid("not an event")
+    if kind not in _NAMES:
+        return "unknown"
+    if item.get("email") == _TEST[0] and str(item.get("sg_message_id")).startswith(_TEST[1]):
+        return "test"
     recipient = email_recipient(item.get("email"))
     user, taken = own_user_id(item)
     timestamp = unix_time(item.get("timestamp"))
@@ -182,13 +183,14 @@ def _translate(kind: str, item: Mapping[str, Any], index: int) -> TranslatedEven
             without=fields,
         ),
     )
-    return TranslatedEvent(
+    return email_event(
         document,
-        recipient,
-        index,
+        item.get("email"),
+        email_opt_outs(_NAMES[kind], bounce, group),
+        taken=taken,
+        index=index,
         restated=earlier is not None,
         earlier=earlier,
-        opt_outs=email_opt_outs(_NAMES[kind], bounce, group),
     )
 
 

@@ -7,7 +7,7 @@ The signature is HMAC-SHA256 over ``id.timestamp.body``. The key is the base64 a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from engage.api import (
     ProviderContext,
@@ -27,7 +27,8 @@ from engage.webhooks import (
     event_id,
     iso_time,
     merged,
-    one_header,
+    message_id,
+    optional_header,
     options_schema,
     parse_object,
     standard_webhook_key,
@@ -36,6 +37,9 @@ from engage.webhooks import (
     unix_time,
     user_id,
 )
+
+#: Of the names of the headers. Senders that use Svix have the second one.
+PREFIXES: Final = ("webhook", "svix")
 
 
 class StandardWebhooks(SecretProvider):
@@ -70,16 +74,17 @@ class StandardWebhooks(SecretProvider):
         return standard_webhook_key(secret)
 
     def verify(self, request: WebhookRequest, fetched: bytes | None) -> None:
-        check_standard_webhook(request, self.keys)
+        check_standard_webhook(request, self.keys, prefixes=PREFIXES)
 
     def translate(self, request: WebhookRequest) -> Translation:
         """Return one track event, named by the payload's ``type``; ignore it if it has no user."""
         payload = parse_object(request.body)
-        webhook_id = one_header(request, "webhook-id")
+        sent = next(filter(None, (optional_header(request, f"{name}-id") for name in PREFIXES)), "")
+        kind = text(payload.get("type")) or "Webhook Received"
         user = user_id(*(at(payload, path) for path in self._user_paths))
         recipient = email_recipient(*(at(payload, path) for path in self._email_paths))
         if user is None and recipient is None:
-            return Translation(ignored=1)
+            return Translation(ignored=1, unknown={0: payload}, types=[kind])
         data = payload.get("data")
         when = payload.get("timestamp")
         timestamp = iso_time(when) or unix_time(when)
@@ -87,13 +92,13 @@ class StandardWebhooks(SecretProvider):
         fields = ["type", "timestamp"] if timestamp else ["type"]
         rest = merged(payload, without=[*fields, "data"] if isinstance(data, dict) else fields)
         document = track(
-            text(payload.get("type")) or "Webhook Received",
-            message_id=webhook_id if len(webhook_id) <= 256 else event_id(webhook_id),
+            kind,
+            message_id=message_id(sent) or event_id(sent),
             timestamp=timestamp,
             user=user,
             properties=merged(data, rest),
         )
-        return Translation(events=[TranslatedEvent(document, recipient)])
+        return Translation(events=[TranslatedEvent(document, recipient)], types=[kind])
 
 
 @hookimpl

@@ -8,7 +8,7 @@ identify of a customer sets it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from engage.api import (
@@ -35,6 +35,7 @@ from engage.webhooks import (
     iso_time,
     merged,
     message_id,
+    names_person,
     one_header,
     options_schema,
     parse_object,
@@ -43,6 +44,7 @@ from engage.webhooks import (
     track,
     unix_time,
     user_id,
+    user_id_notice,
 )
 
 #: The trait with the id of the user's customer.
@@ -51,6 +53,12 @@ CUSTOMER_TRAIT = "stripeCustomerId"
 USER_KEYS = ("userId", "user_id")
 #: Events whose object is a customer's whole profile.
 PROFILE_EVENTS = ("customer.created", "customer.updated")
+#: Fields of an object that have its customer.
+PERSON = ("customer", "customer_account", "customer_email", "receipt_email", "email")
+#: The id of a test event of the dashboard, and the type of one of an event destination.
+TEST_ID, PING = "evt_00000000000000", "v2.core.event_destination.ping"
+#: Types of the objects of thin events that belong to no customer.
+IMPERSONAL = ("billing.meter", "v2.core.event_destination")
 #: Maximum number of items in the header with the signatures; Stripe sends two to four.
 MAX_ITEMS = 32
 
@@ -60,7 +68,8 @@ class Stripe(SecretProvider):
 
     setup = (
         "1. Stripe > Developers > Webhooks > Add destination: choose the events, among them\n"
-        "   customer.created and customer.updated, and enter the URL.\n"
+        "   customer.created and customer.updated, the payload style Snapshot, and enter the\n"
+        "   URL.\n"
         "2. Copy the signing secret of the endpoint (whsec_...) into the option secret, and\n"
         "   restart engage.\n"
         "3. Set metadata.userId on each customer, or identify your users with the trait\n"
@@ -115,9 +124,18 @@ class Stripe(SecretProvider):
         name = text(payload.get("type"))
         if name is None:
             raise PayloadInvalid("type: required")
+        if payload.get("id") == TEST_ID or name == PING:
+            return Translation(ignored=1, tests=1, types=[name])
+        if payload.get("object") == "v2.core.event":
+            related = text(at(payload, "related_object.type")) or IMPERSONAL[0]
+            if not related.startswith(IMPERSONAL):
+                message = "a thin event does not name its customer: choose the snapshot payload"
+                raise PayloadInvalid(message, kind=name)
+            return Translation(ignored=1, types=[name])
         found = at(payload, "data.object")
         thing: dict[str, Any] = found if isinstance(found, dict) else {}
         user, customer = _user(thing), _customer(thing)
+        notice = user_id_notice(() if user == _user(thing, USER_KEYS[:1]) else USER_KEYS)
         recipient = email_recipient(
             thing.get("customer_email"),
             thing.get("receipt_email"),
@@ -127,7 +145,9 @@ class Stripe(SecretProvider):
             at(thing, "customer.email"),
         )
         if user is None and customer is None and recipient is None:
-            return Translation(ignored=1)
+            if any(names_person({"customer": thing.get(field)}) for field in PERSON):
+                raise PayloadInvalid("names a customer, but engage cannot read whom", kind=name)
+            return Translation(ignored=1, types=[name])
         created = payload.get("created")
         timestamp = unix_time(created) or iso_time(created)
         identity = message_id(payload.get("id")) or event_id(
@@ -144,28 +164,32 @@ class Stripe(SecretProvider):
                 properties=_properties(thing, _envelope(payload)),
             )
         lookups = [] if customer is None else [Recipient(CUSTOMER_TRAIT, customer)]
-        event = TranslatedEvent(document, recipient, lookups=lookups, fallback=customer)
-        return Translation(events=[event])
+        event = TranslatedEvent(
+            document, recipient, lookups=lookups, fallback=customer, notice=notice
+        )
+        return Translation(events=[event], types=[name])
 
 
-def _user(thing: Mapping[str, Any]) -> str | None:
+def _user(thing: Mapping[str, Any], keys: Sequence[str] = USER_KEYS) -> str | None:
     """Return the user id that was sent to Stripe with an object or its parent."""
-    return user_id(*_candidates(thing))
+    return user_id(*_candidates(thing, keys))
 
 
-def _candidates(thing: Mapping[str, Any]) -> Iterator[object]:
-    yield from (at(thing, f"metadata.{key}") for key in USER_KEYS)
+def _candidates(thing: Mapping[str, Any], keys: Sequence[str]) -> Iterator[object]:
+    yield from (at(thing, f"metadata.{key}") for key in keys)
     yield thing.get("client_reference_id")
     # An invoice repeats the metadata of its subscription (before and since the API 2025-03-31). The
     # customer has metadata if it is expanded.
     for path in ("subscription_details", "parent.subscription_details", "customer"):
-        yield from (at(thing, f"{path}.metadata.{key}") for key in USER_KEYS)
+        yield from (at(thing, f"{path}.metadata.{key}") for key in keys)
 
 
 def _customer(thing: Mapping[str, Any]) -> str | None:
-    """Return the id of the customer whom an object is or belongs to."""
-    customer = thing.get("id" if thing.get("object") == "customer" else "customer")
-    return user_id(customer.get("id") if isinstance(customer, dict) else customer)
+    """Return the id of the customer, or of the account of a customer, whom an object is or belongs
+    to."""
+    fields = ("id",) if thing.get("object") == "customer" else ("customer", "customer_account")
+    found = [thing.get(field) for field in fields]
+    return user_id(*(one.get("id") if isinstance(one, dict) else one for one in found))
 
 
 def _envelope(payload: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,8 +39,11 @@ from engage.webhooks import (
     event_id,
     form_bytes,
     form_fields,
+    form_values,
     one_header,
     options_schema,
+    own_user_id,
+    parse_json,
     phone_recipient,
     public_url,
     secrets,
@@ -48,7 +51,7 @@ from engage.webhooks import (
     spread,
     text,
     track,
-    user_id,
+    user_id_notice,
 )
 
 #: State of a sent message → the part of the event's name after the channel.
@@ -59,6 +62,13 @@ STATES: Final = {
     "failed": "Failed",
     "read": "Read",
 }
+#: States of messages that say nothing yet, or nothing about the person.
+IGNORED: Final = frozenset(
+    (
+        *("queued", "accepted", "scheduled", "sending", "receiving", "received", "canceled"),
+        *("partially_delivered", "help", ""),
+    )
+)
 #: Meaning of a received message, according to Twilio's Advanced Opt-Out → the same.
 OPT_OUTS: Final = {"stop": "Unsubscribed", "start": "Resubscribed"}
 #: Prefix of an address → the channel's name; an address of SMS or MMS has no prefix.
@@ -156,8 +166,9 @@ class Twilio(Provider):
         """Return one track event for a state of a sent message or an opt-out; ignore the rest."""
         query = dict(_query(request.url))
         if "bodySHA256" in query:
-            return Translation(ignored=1)
-        fields = dict(form_fields(request.body))
+            return Translation(ignored=1, unknown={0: parse_json(request.body)})
+        pairs = form_fields(request.body)
+        fields = dict(pairs)
         message = text(fields.get("MessageSid") or fields.get("SmsSid"))
         opt_out = fields.get("OptOutType", "").lower()
         channel = _channel(fields)
@@ -165,6 +176,7 @@ class Twilio(Provider):
         if opt_out:
             # Received, so it belongs to the sender; the URL is the same for all of them.
             status, name, user = opt_out, OPT_OUTS.get(opt_out), None
+            taken: tuple[str, ...] = ()
             recipient = _recipient(fields.get("From", ""))
             if channel.lower() in self.opt_out_channels:
                 kind: Literal["stop", "start"] = "stop" if opt_out == "stop" else "start"
@@ -175,21 +187,26 @@ class Twilio(Provider):
         else:
             status = (fields.get("MessageStatus") or fields.get("SmsStatus") or "").lower()
             name = STATES.get(status)
-            user = user_id(query.get("userId"), query.get("user_id"))
+            user, taken = own_user_id(query)
             recipient = _recipient(fields.get("To", ""))
         if name is None:
-            return Translation(ignored=1)
+            left = {} if status in IGNORED else {0: fields}
+            return Translation(ignored=1, unknown=left, types=[status])
         if message is None:
-            raise PayloadInvalid("MessageSid: missing")
+            raise PayloadInvalid("MessageSid: missing", kind=status)
         # A callback has no time: the event happened when it arrived.
         document = track(
             f"{channel} {name}",
             message_id=event_id(message, status),
             timestamp=None,
             user=user,
-            properties=spread(fields, query, "query", without=QUERY_FIELDS),
+            properties=spread(
+                form_values(pairs), form_values(_query(request.url)), "query", without=QUERY_FIELDS
+            ),
         )
-        return Translation(events=[TranslatedEvent(document, recipient, opt_outs=opt_outs)])
+        notice = user_id_notice(taken)
+        event = TranslatedEvent(document, recipient, opt_outs=opt_outs, notice=notice)
+        return Translation(events=[event], types=[status])
 
     def reply(self, request: WebhookRequest, result: WebhookResult) -> Reply | None:
         """Answer a received message with TwiML that sends nothing back.

@@ -61,4 +61,11 @@ class NothingSigned(SignatureMismatch):
 
 
 class PayloadInvalid(WebhookError):
-    """A verified delivery cannot be translated. It is kept as a dead letter."""
+    """A verified delivery cannot be translated. It is kept as a dead letter.
+
+    :param kind: what the service calls the delivery, if that is read; for the log.
+    """
+
+    def __init__(self, *args: object, kind: str = "") -> None:
+        super().__init__(*args)
+        self.kind = kind

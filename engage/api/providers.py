@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
 __all__ = [
@@ -85,8 +85,8 @@ class OptOut:
     """A report of the service that it no longer sends to an address, or with ``start`` sends again.
 
     ``[workspaces.unsubscribes.<provider>]`` says what changes: the choices of the user whom the
-    document names by ``userId``, or a suppression of the address in
-    :attr:`TranslatedEvent.recipient`. A user who was looked up by the address is never changed.
+    document names by ``userId``, if an address that the event names is or was the user's, or a
+    suppression of the address. A user who was looked up by the address is never changed.
     """
 
     #: ``unsubscribe``: the person chose it. ``complaint``: the person reported spam. ``bounce``:
@@ -131,6 +131,14 @@ class TranslatedEvent:
     earlier: str | None = None
     #: What the event says about subscriptions. It is applied when the event is stored.
     opt_outs: Sequence[OptOut] = ()
+    #: Every address that the service names as one that the event is about, if there are several:
+    #: ``opt_outs`` are of each. ``None``: only ``recipient``. Empty: the service names the user and
+    #: no address.
+    named: Sequence[Recipient] | None = None
+    #: A sentence for the operator, without a value of the payload; it is logged once.
+    notice: str = ""
+    #: Why it cannot be stored, in one sentence: then its element is rejected.
+    problem: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -150,8 +158,15 @@ class Translation:
     #: The ids of users that the service wants to be erased, where it says so without an event: for
     #: `engage erase requests`. The elements count as ``ignored`` too.
     erasures: Sequence[str] = ()
-    #: How many elements were understood and deliberately left out.
+    #: How many elements were left out.
     ignored: int = 0
+    #: How many of these are tests of the service, which are about nobody.
+    tests: int = 0
+    #: Those of these that the provider does not know or cannot assign to anybody, by index. One
+    #: that names a person (:func:`engage.webhooks.names_person`) is rejected instead.
+    unknown: Mapping[int, object] = dataclasses.field(default_factory=dict)
+    #: What the service calls the elements, such as ``email.bounced``, for the log.
+    types: Collection[str] = ()
     #: Elements that were not understood; if there are any, the delivery becomes a dead letter too.
     rejected: Sequence[Rejected] = ()
     #: A call that the delivery requires, such as the one that confirms a subscription of SNS. If it

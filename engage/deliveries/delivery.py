@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl
 
-from engage.api import ConfigError, DeadLetter, Provider
+from engage.api import ConfigError, DeadLetter, Provider, Translation
 from engage.errors import MAX_ERRORS, Limit, Problem
 from engage.pipeline.dead_letters import letter_id
 from engage.pipeline.decode import Encoding, check_encoding
@@ -32,6 +32,7 @@ __all__ = [
     "letter_of_delivery",
     "named_workspaces",
     "redacted",
+    "type_of",
 ]
 
 #: The reason of a dead letter that holds a whole delivery.
@@ -43,6 +44,9 @@ PATH_HEADER: Final = ":path"
 
 #: Maximum number of parameters in the query of a delivery.
 _MAX_PARAMETERS: Final = 1000
+
+#: What a type may not have in the log.
+_UNPRINTABLE: Final = re.compile(r"[^!-+\--~]")
 
 _SECRET_NAME: Final = re.compile(
     r"auth|cookie|secret|token|signature|passw|key$|hmac|credential", re.IGNORECASE
@@ -103,6 +107,14 @@ def body_limit(name: str, providers: Iterable[Provider], limits: Limits) -> Limi
     if largest is None or None in sizes or largest >= limit.bytes:
         return limit
     return Limit(largest, f"for deliveries of {name}")
+
+
+def type_of(translation: Translation) -> str:
+    """Return what the service calls a delivery, for the log: the types of its elements, or else of
+    its events, in at most 200 characters; ``unknown`` if none is read."""
+    types = translation.types or {str(event.document.get("type")) for event in translation.events}
+    shown = ",".join(sorted({_UNPRINTABLE.sub("?", name) for name in types if name}))
+    return shown[:200] or "unknown"
 
 
 def redacted(headers: Sequence[tuple[str, str]], provider: Provider) -> list[tuple[str, str]]:

@@ -16,9 +16,14 @@ import orjson
 from engage.api import EVENT_TYPES, EngageError, SignatureMismatch
 from engage.config import Config
 from engage.deliveries import provider_calls
-from engage.deliveries.delivery import Delivery, Destination, body_limit, named_workspaces
+from engage.deliveries.delivery import (
+    Delivery,
+    Destination,
+    body_limit,
+    named_workspaces,
+)
 from engage.deliveries.fetcher import Fetcher
-from engage.deliveries.opt_outs import Effects, effects
+from engage.deliveries.opt_outs import Effects, Owned, effects, owned_addresses
 from engage.deliveries.recipients import Recipients, is_looked_up, without_lookup
 from engage.errors import ApiError, Problem, from_problems, located
 from engage.pipeline.decode import check_encoding
@@ -164,17 +169,19 @@ async def rehearse(
     changed = Effects()
     workspace = next(one for one in config.workspaces if one.id == destination.workspace_id)
     events = translation.events
+    owned: Owned = {}
     if recipients is None:
         found = [without_lookup(event) for event in events]
     else:
         found = await recipients.identify(destination.workspace_id, destination.name, events)
+        owned = await owned_addresses(recipients.store, destination.workspace_id, events)
     for event, document in zip(events, found, strict=True):
         try:
             documents.append(_stored(document, arrival, schemas))
         except ApiError as error:
             problems += located(error, f"/{event.index}")
         else:
-            effects(workspace, destination.name, event, arrival.received_at, changed)
+            effects(workspace, destination.name, event, arrival.received_at, changed, owned)
     return Rehearsal(
         documents=documents,
         effects=changed,

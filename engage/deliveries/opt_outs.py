@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Applies what providers report about subscriptions, as the config of the workspace says.
 
-A report changes the choices of the user whose id the provider sent with it. Without one, it
-suppresses the address: no user is looked up, because anyone can claim an address with a public key.
-Complaints, hard bounces, STOP and START are of the address in any case.
+A report with the user id that came with the message changes the choices of that user if an address
+that it names is, or ever was, the user's, if engage knows no address of the user for the channel,
+or if it names none. Each other address that it names is suppressed: a copy of the message may have
+gone there. No user is looked up by an address, because anyone can claim one with a public key.
+Complaints, hard bounces, STOP and START suppress the address in any case.
 
 A report may be applied again, in any order: its change has the id of its event, which the storage
 remembers, and the time of the event, after which another choice of the person stays. A suppression
@@ -14,14 +16,16 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
 from engage.api import (
+    ADDRESS_TRAITS,
     EventStore,
     OptOut,
+    ProfileStore,
     SubscriptionChange,
     SubscriptionStore,
     Suppression,
@@ -36,12 +40,15 @@ from engage.upkeep.time_limit import within
 if TYPE_CHECKING:
     from engage.config import Unsubscribes, Workspace
 
-__all__ = ["Effects", "OptOuts", "effects"]
+__all__ = ["Effects", "OptOuts", "Owned", "effects", "owned_addresses"]
 
 #: Kinds of reports that are of the address, also if the provider names a user.
 _OF_ADDRESS: Final = frozenset({"complaint", "bounce", "stop", "start"})
 #: Kinds that only the address has, because START must be able to undo all that STOP did.
 _ANSWERS: Final = frozenset({"stop", "start"})
+
+#: Trait and user id → the addresses that are, or ever were, the user's.
+Owned = Mapping[tuple[str, str], Collection[str]]
 
 #: Namespace of the ids of changes.
 _NAMESPACE: Final = uuid.UUID("7d0b4f0a-0f3c-5c55-9a55-2c3d8f1e6b61")
@@ -89,10 +96,13 @@ class OptOuts:
         reports = [report for report in reports if report[0].opt_outs]
         # In parts, between which the event loop does other work.
         for start in range(0, len(reports), LOOKUP):
-            found = Effects()
-            for event, document in reports[start : start + LOOKUP]:
+            found, part = Effects(), reports[start : start + LOOKUP]
+            events = [event for event, _ in part]
+            async with within(self._timeout):
+                owned = await owned_addresses(store, workspace_id, events)
+            for event, document in part:
                 at = await self._time(workspace_id, provider, event, document, now)
-                effects(workspace, provider, event, at, found)
+                effects(workspace, provider, event, at, found, owned)
             async with within(self._timeout):
                 if found.changes:
                     assert isinstance(store, SubscriptionStore)
@@ -123,17 +133,42 @@ class OptOuts:
         return min(parse_field({**document}, "timestamp"), now) if "timestamp" in document else now
 
 
+async def owned_addresses(
+    store: EventStore, workspace_id: str, events: Sequence[TranslatedEvent]
+) -> Owned:
+    """Return the addresses of the users whose ids came with reports.
+
+    :raises StorageUnavailable: if they could not be read.
+    """
+    if not isinstance(store, ProfileStore):
+        return {}
+    asked: dict[str, set[str]] = {}
+    for event in events:
+        for opt_out in event.opt_outs:
+            if (user := event.document.get("userId")) and opt_out.channel in ADDRESS_TRAITS:
+                asked.setdefault(ADDRESS_TRAITS[opt_out.channel], set()).add(str(user))
+    return {
+        (trait, user): addresses
+        for trait, users in asked.items()
+        for user, addresses in (
+            await store.identifier_history(workspace_id, trait, sorted(users))
+        ).items()
+    }
+
+
 def effects(
     workspace: Workspace,
     provider: str,
     event: TranslatedEvent,
     at: int,
     found: Effects,
+    owned: Owned,
 ) -> None:
     """Add what an event changes.
 
     :param at: when the event happened: milliseconds since 1970 UTC.
     :param found: gets it.
+    :param owned: of the user whom the event names.
     """
     rule = workspace.unsubscribes.get(provider)
     if rule is None or rule.action == "none":
@@ -143,11 +178,11 @@ def effects(
     left: dict[str, bool] = {}
     for opt_out in event.opt_outs:
         groups = _groups(workspace, rule, opt_out)
-        if user and opt_out.kind not in _ANSWERS:
+        named = _addresses(event, opt_out.channel)
+        own = owned.get((ADDRESS_TRAITS.get(opt_out.channel, ""), str(user)), ())
+        others = [] if user and not own else [one for one in named if not user or one not in own]
+        if user and opt_out.kind not in _ANSWERS and (not named or len(others) < len(named)):
             left |= dict.fromkeys(groups, False)
-        address = _address(event, opt_out.channel)
-        if address is None or (user and opt_out.kind not in _OF_ADDRESS):
-            continue
         found.suppressions.extend(
             Suppression(
                 workspace_id=workspace.id,
@@ -160,6 +195,7 @@ def effects(
                 how=f"webhook:{provider}",
                 source_id=message_id,
             )
+            for address in (named if opt_out.kind in _OF_ADDRESS else others)
             for group in ([""] if rule.action == "channel" else groups)
         )
     if left:
@@ -186,9 +222,12 @@ def _groups(workspace: Workspace, rule: Unsubscribes, opt_out: OptOut) -> list[s
     return sorted({rule.groups[group] for group in named if group in rule.groups})
 
 
-def _address(event: TranslatedEvent, channel: str) -> str | None:
-    """Return the address that a report is about, if it is known and one of the channel."""
-    recipient = event.recipient
-    if recipient is None or (recipient.trait == "email") != (channel == "email"):
-        return None
-    return suppressed_address(channel, recipient.value)
+def _addresses(event: TranslatedEvent, channel: str) -> list[str]:
+    """Return the addresses that a report is about, as far as they are of the channel."""
+    recipients = [event.recipient] if event.named is None else event.named
+    addresses = [
+        suppressed_address(channel, one.value)
+        for one in recipients
+        if one is not None and (one.trait == "email") == (channel == "email")
+    ]
+    return [*dict.fromkeys(address for address in addresses if address is not None)]

@@ -26,6 +26,7 @@ from engage.api import (
 from engage.deliveries.fetcher import Fetcher, FetchError, FetchRefusedError
 from engage.errors import Limit, Problem, body_too_large
 from engage.pipeline.decode import decompress_in_slices, too_deep
+from engage.webhooks import names_person
 
 if TYPE_CHECKING:
     from engage.deliveries.delivery import Delivery
@@ -96,21 +97,31 @@ def translate(
     try:
         translation = provider.translate(request)
     except PayloadInvalid as error:
-        return Translation(), [Problem("/", str(error))]
+        return Translation(types=[error.kind]), [Problem("/", str(error))]
     except RecursionError:
         return Translation(), [Problem("/", "the delivery is nested too deeply")]
     except Exception as error:
         _log.exception("translating a webhook delivery failed")
         return Translation(), [Problem("/", f"the provider failed: {type(error).__name__}")]
     problems = [Problem(f"/{item.index}", item.message) for item in translation.rejected]
+    unknown: dict[int, object] = {}
+    for index, element in translation.unknown.items():
+        if names_person(element):
+            problems.append(Problem(f"/{index}", "names a person, but is not understood"))
+        else:
+            unknown[index] = element
     storable: list[TranslatedEvent] = []
     for event in translation.events:
-        reason = why_unstorable(event.document, depth)
+        reason = event.problem or why_unstorable(event.document, depth)
         if reason is None:
             storable.append(event)
         else:
             problems.append(Problem(f"/{event.index}", reason))
-    return dataclasses.replace(translation, events=storable), problems
+    left_out = translation.ignored - len(translation.unknown) + len(unknown)
+    return (
+        dataclasses.replace(translation, events=storable, ignored=left_out, unknown=unknown),
+        problems,
+    )
 
 
 def why_unstorable(document: dict[str, Any], depth: int) -> str | None:

@@ -38,6 +38,7 @@ from engage.deliveries.delivery import (
     delivery_of_letter,
     letter_of_delivery,
     named_workspaces,
+    type_of,
 )
 from engage.deliveries.fetcher import Fetcher, FetchError, FetchRefusedError
 from engage.deliveries.opt_outs import OptOuts
@@ -96,6 +97,8 @@ class Deliveries:
         self._limits = limits
         self._metrics = metrics
         self._fetcher = fetcher
+        #: Names of providers, and the notices of theirs that were logged.
+        self._noticed: set[tuple[str, str]] = set()
         #: The time of this process.
         self.clock = Clock() if clock is None else clock
 
@@ -155,14 +158,18 @@ class Deliveries:
             raise self._refused(name, None, "the named workspace does not have it")
         return Destination(name=name, workspace_id=workspace_id, provider=enabled[workspace_id])
 
-    async def receive(self, destination: Destination, delivery: Delivery) -> Reply:
+    async def receive(
+        self, destination: Destination, delivery: Delivery, log_fields: dict[str, str] | None = None
+    ) -> Reply:
         """Verify, translate and store a delivery.
 
+        :param log_fields: gets what the line of the request in the log has of a verified delivery.
         :return: the answer, with status 200; everything is durable.
         :raises ApiError: if the delivery is refused.
         :raises StorageUnavailable: if not everything is durable; the provider sends it again.
         """
         name, provider = destination.name, destination.provider
+        log_fields = {} if log_fields is None else log_fields
         small = delivery.encoding == "identity" and len(delivery.body) <= LARGE_BODY
         with await self._ingest.admission.enter(_key_of(destination), small=small):
             request = await provider_calls.request_of(
@@ -172,14 +179,17 @@ class Deliveries:
             probed = provider_calls.probe(provider, request)
             if probed is not None:
                 self._metrics.webhook(name, "probe")
+                log_fields["outcome"] = "probe"
                 return probed
             await self._verify(destination, request)
         translation, result, problems = await self._store(destination, request)
+        log_fields |= {"workspace": destination.workspace_id, "type": type_of(translation)}
         if problems:
             await self._keep(destination, delivery, problems)
         if translation.call is not None:
             await self._call(destination, translation.call)
-        self._metrics.webhook(name, _outcome(result))
+        log_fields["outcome"] = outcome = _outcome(translation, result)
+        self._metrics.webhook(name, outcome)
         return provider_calls.reply(name, provider, request, result) or _usual_reply(result)
 
     async def retry(self, letter: DeadLetter) -> WebhookResult:
@@ -232,6 +242,10 @@ class Deliveries:
         """
         translation, problems = await self._translate(destination, request)
         events = translation.events
+        notices = {(destination.name, event.notice) for event in events if event.notice}
+        for provider, notice in sorted(notices - self._noticed):
+            _log.warning("webhook %s: %s", provider, notice)
+        self._noticed |= notices
         documents = await self._recipients.identify(
             destination.workspace_id, destination.name, events
         )
@@ -347,7 +361,11 @@ def _usual_reply(result: WebhookResult) -> Reply:
     return Reply(body=orjson.dumps(answer))
 
 
-def _outcome(result: WebhookResult) -> str:
+def _outcome(translation: Translation, result: WebhookResult) -> str:
     if result.rejected:
         return UNTRANSLATED
-    return "accepted" if result.accepted or result.duplicates else "ignored"
+    if result.accepted or result.duplicates:
+        return "accepted"
+    if translation.tests:
+        return "test"
+    return "not_understood" if translation.unknown else "ignored"

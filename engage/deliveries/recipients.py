@@ -49,8 +49,9 @@ class Recipients:
     """
 
     def __init__(self, store: EventStore, timeout: float) -> None:
-        self._events = store
-        self._store = store if isinstance(store, ProfileStore) else None
+        #: Where users are looked up.
+        self.store = store
+        self._profiles = store if isinstance(store, ProfileStore) else None
         self._timeout = timeout
 
     async def identify(
@@ -69,12 +70,12 @@ class Recipients:
             events = [_completed(event, earlier) for event in events]
         keys = [_keys(event) for event in events]
         wanted = {key for several in keys for key in several}
-        if self._store is None:
+        if self._profiles is None:
             users, visitors = Found(), Found()
         else:
-            users = await self._find(self._store.find_users, workspace_id, wanted)
+            users = await self._find(self._profiles.find_users, workspace_id, wanted)
             others = wanted - users.keys()
-            visitors = await self._find(self._store.find_visitors, workspace_id, others)
+            visitors = await self._find(self._profiles.find_visitors, workspace_id, others)
         return [
             _identified(event, own, users, visitors)
             for event, own in zip(events, keys, strict=True)
@@ -96,7 +97,7 @@ class Recipients:
                 found[message_id] = event.document
         for message_id in wanted - found.keys():
             async with within(self._timeout):
-                stored = await self._events.find(workspace_id, provider, message_id)
+                stored = await self.store.find(workspace_id, provider, message_id)
             if stored is not None:
                 found[message_id] = stored.document()
         return found

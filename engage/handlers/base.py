@@ -134,6 +134,8 @@ class Handler(httputil.HTTPMessageDelegate):
     principal: Principal | None = None
     #: How many events the request had, where that is known; for the log.
     event_count: int | None = None
+    #: Further fields of the line in the log, with short values; nothing that a client chooses.
+    log_fields: Mapping[str, str] = {}
     #: The body, as it was sent. It has not arrived yet when :meth:`check` runs.
     body = b""
     #: How the body is compressed; set by :meth:`check_body`.

@@ -139,6 +139,7 @@ class Router(httputil.HTTPServerConnectionDelegate):
             key_id=None if principal is None else principal.write_key.id,
             code=code,
             events=handler.event_count,
+            more=handler.log_fields,
         )
         if status == 503 and name in _HEALTH:
             return

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from engage.deliveries.delivery import Delivery
@@ -24,6 +25,7 @@ class WebhookHandler(Handler):
         """Refuse by the provider's name, then encoding, then length, then workspace."""
         deliveries = self.services.deliveries
         deliveries.check_provider(self.provider)
+        self.log_fields = {"provider": self.provider}
         self.body_limit = deliveries.body_limit(self.provider)
         if self.request.method == "HEAD":
             return
@@ -32,6 +34,10 @@ class WebhookHandler(Handler):
         self.destination = deliveries.destination(
             self.provider, self.target, list(self.request.headers.get_all())
         )
+
+    def answer_error(self, error: ApiError, headers: Mapping[str, str]) -> None:
+        self.log_fields = {**self.log_fields, "outcome": error.code}
+        super().answer_error(error, headers)
 
     def not_allowed(self) -> ApiError:
         """Return 404 for an unknown provider: no method is allowed there."""
@@ -58,6 +64,7 @@ class WebhookHandler(Handler):
 
     async def post(self, provider: str) -> None:
         """Verify, translate and store the delivery, then answer."""
+        self.log_fields = fields = {**self.log_fields}
         reply = await self.services.deliveries.receive(
             self.destination,
             Delivery(
@@ -67,5 +74,6 @@ class WebhookHandler(Handler):
                 encoding=self.encoding,
                 arrived_at=self.services.deliveries.clock() / 1000,
             ),
+            fields,
         )
         self.answer(reply.body, content_type=reply.content_type)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 import orjson
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
 __all__ = ["ACCESS", "configure", "flush", "log_request", "mask"]
 
@@ -105,6 +105,7 @@ def log_request(
     key_id: str | None = None,
     code: str | None = None,
     events: int | None = None,
+    more: Mapping[str, str] | None = None,
 ) -> None:
     """Log an answered request at level ``info``.
 
@@ -117,6 +118,7 @@ def log_request(
     :param key_id: id of the write key, never the key.
     :param code: error code of the answer, if the answer is an error.
     :param events: number of events in the request, if it is known.
+    :param more: further fields: of a webhook delivery its ``provider``, ``type`` and ``outcome``.
     """
     if not _access.isEnabledFor(logging.INFO):
         return
@@ -135,6 +137,8 @@ def log_request(
         fields["code"] = code
     if events is not None:
         fields["events"] = events
+    if more:
+        fields |= more
     for handler in _access.handlers:
         if isinstance(handler, _Handler):
             handler.request(fields)
@@ -339,7 +343,10 @@ class _Handler(logging.StreamHandler[TextIO]):
             who = f"{who}/{fields['writeKeyId']}"
         code = f" {fields['code']}" if "code" in fields else ""
         events = f" {fields['events']} events" if "events" in fields else ""
+        more = "".join(
+            f" {fields[name]}" for name in ("provider", "type", "outcome") if name in fields
+        )
         return (
-            f"{when} {fields['method']:<4} {fields['route']} {fields['status']}{code}{events}"
+            f"{when} {fields['method']:<4} {fields['route']}{more} {fields['status']}{code}{events}"
             f" {fields['ms']:.2f} ms {who} {fields['requestId']}"
         )

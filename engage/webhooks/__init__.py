@@ -7,7 +7,8 @@ delivery.
 
 =====================================  ============================================================
 reading a request                      :func:`one_header` :func:`optional_header`
-                                       :func:`form_fields` :func:`form_bytes`
+                                       :func:`form_values` :func:`form_fields`
+                                       :func:`form_bytes`
                                        :func:`parse_json` :func:`parse_object`
                                        :func:`parse_envelope` :func:`body_members`
 decoding a signature                   :func:`decode_hex` :func:`decode_base64`
@@ -23,8 +24,10 @@ making events                          :func:`track` :func:`message_id` :func:`e
                                        :func:`unix_time` :func:`iso_time` :func:`at`
                                        :func:`merged` :func:`spread` :func:`text`
                                        :func:`user_id` :func:`own_user_id`
-                                       :func:`email_recipient` :func:`phone_recipient`
-                                       :func:`email_opt_outs`
+                                       :func:`user_id_notice` :func:`names_person`
+                                       :func:`email_recipients` :func:`email_recipient`
+                                       :func:`phone_recipient` :func:`email_opt_outs`
+                                       :func:`email_event` :func:`translated`
 =====================================  ============================================================
 """
 
@@ -49,14 +52,18 @@ __all__ = [
     "content_id",
     "decode_base64",
     "decode_hex",
+    "email_event",
     "email_opt_outs",
     "email_recipient",
+    "email_recipients",
     "event_id",
     "form_bytes",
     "form_fields",
+    "form_values",
     "iso_time",
     "merged",
     "message_id",
+    "names_person",
     "one_header",
     "optional_header",
     "options_schema",
@@ -72,6 +79,8 @@ __all__ = [
     "standard_webhook_key",
     "text",
     "track",
+    "translated",
     "unix_time",
     "user_id",
+    "user_id_notice",
 ]

@@ -3,38 +3,66 @@
 
 from __future__ import annotations
 
+import collections
 import datetime
-import email.utils
 import re
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Final, Literal
 
 import orjson
 
-from engage.api import MAX_TIME, OptOut, PayloadInvalid, Recipient, identifier_value, render_time
+from engage.api import (
+    MAX_TIME,
+    OptOut,
+    PayloadInvalid,
+    Recipient,
+    Rejected,
+    TranslatedEvent,
+    Translation,
+    identifier_value,
+    render_time,
+)
 
 __all__ = [
     "ElementIds",
     "at",
     "content_id",
+    "email_event",
     "email_opt_outs",
     "email_recipient",
+    "email_recipients",
     "event_id",
     "iso_time",
     "merged",
     "message_id",
+    "names_person",
     "own_user_id",
     "phone_recipient",
     "spread",
     "text",
     "track",
+    "translated",
     "unix_time",
     "user_id",
+    "user_id_notice",
 ]
 
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _NAMESPACE: Final = uuid.UUID("6f1d8a3e-3c0a-5a83-9a41-0f5b1c8f6f0e")
+#: An address; one whose local part is quoted may contain anything there.
+_ADDRESS: Final = re.compile(r'(?:"[^"]+"|[^\s@<>()",;:\\]+)@[^\s@<>()",;:\\]+')
+#: A quoted name or a comment. Without its end, it goes on to the end of the text: so the time does
+#: not grow faster than the text.
+_NAME: Final = re.compile(r'"(?:[^"\\]|\\.?)*(?:"|\Z)|\([^()]*\)?', re.DOTALL)
+#: Names of members that have a person, in lower case without separators.
+_PERSON: Final = frozenset(
+    (
+        *("customer", "customerid", "customeraccount", "user", "userid", "anonymousid"),
+        *("email", "emailaddress", "phone", "phonenumber", "identifiers"),
+        *("recipient", "recipients", "destination", "to"),
+    )
+)
 
 
 def event_id(*parts: str) -> str:
@@ -144,6 +172,44 @@ def at(value: object, path: str) -> object:
     return value
 
 
+def translated(
+    items: Sequence[object],
+    translate: Callable[[Any, int], TranslatedEvent | Literal["ignored", "test", "unknown"]],
+    types: Iterable[str | None] = (),
+) -> Translation:
+    """Translate each element of a delivery by itself.
+
+    :param translate: gets an element and its index, and returns its event, or what it counts as:
+        see :class:`~engage.api.Translation`. If it raises :class:`~engage.api.PayloadInvalid`, the
+        element is rejected.
+    :param types: what the service calls the elements.
+    """
+    events: list[TranslatedEvent] = []
+    rejected: list[Rejected] = []
+    unknown: dict[int, object] = {}
+    counts = collections.Counter[str]()
+    for index, item in enumerate(items):
+        try:
+            result = translate(item, index)
+        except PayloadInvalid as error:
+            rejected.append(Rejected(index, str(error)))
+            continue
+        if isinstance(result, TranslatedEvent):
+            events.append(result)
+        elif result == "unknown":
+            unknown[index] = item
+        else:
+            counts[result] += 1
+    return Translation(
+        events=events,
+        ignored=counts.total() + len(unknown),
+        tests=counts["test"],
+        unknown=unknown,
+        rejected=rejected,
+        types=set(filter(None, types)),
+    )
+
+
 def merged(*layers: object, without: Iterable[str] = ()) -> dict[str, Any]:
     """Merge objects into one; if several have a key, the first of them wins.
 
@@ -205,7 +271,7 @@ def own_user_id(custom: object) -> tuple[str | None, tuple[str, ...]]:
     """Find the user id among a sender's custom values (tags, metadata, arguments).
 
     :return: the value of ``userId`` or else of ``user_id``, and a tuple of the key that has it, for
-        ``without`` of :func:`spread`.
+        ``without`` of :func:`spread` and for :func:`user_id_notice`.
     """
     for key in ("userId", "user_id"):
         found = user_id(custom.get(key)) if isinstance(custom, Mapping) else None
@@ -214,17 +280,110 @@ def own_user_id(custom: object) -> tuple[str | None, tuple[str, ...]]:
     return None, ()
 
 
-def email_recipient(*candidates: object) -> Recipient | None:
-    """Return the first candidate that is an e-mail address, such as ``Name <address>``."""
+def user_id_notice(taken: Iterable[str]) -> str:
+    """Return the notice for an event whose user id is not in the documented field, or ``""``.
+
+    :param taken: the keys that :func:`own_user_id` returned.
+    """
+    if "user_id" not in taken:
+        return ""
+    return "the user id is in user_id. The next version reads only userId: send it under this name"
+
+
+def names_person(value: object, keys: Collection[str] | None = None) -> bool:
+    """Return whether a payload has something in it that names a person, in any depth.
+
+    :param keys: the names of members that do, in lower case without separators, such as
+        ``customerid``. A member counts if it contains a text that is not blank, or an integer.
+    """
+    keys = _PERSON if keys is None else keys
+    waiting = [(value, False)]
+    while waiting:
+        current, named = waiting.pop()
+        if isinstance(current, Mapping):
+            waiting += [
+                (inner, named or re.sub(r"[^a-z]", "", str(key).lower()) in keys)
+                for key, inner in current.items()
+            ]
+        elif isinstance(current, list):
+            waiting += [(inner, named) for inner in current]
+        elif named and text(current) is not None:
+            return True
+    return False
+
+
+def email_recipients(*candidates: object) -> tuple[Recipient, ...]:
+    """Return the e-mail addresses of the first candidate that has any, each once.
+
+    :param candidates: a text of at most 8192 characters, or a list of them. A text is an address,
+        ``Name <address>``, or several of these, separated by commas or semicolons.
+    """
     for candidate in candidates:
-        if not isinstance(candidate, str) or len(candidate) > 2048:
-            continue
-        address = candidate
-        if "<" in candidate:
-            address = email.utils.parseaddr(candidate)[1]
-        if "@" in address and identifier_value("email", address) is not None:
-            return Recipient("email", address.strip())
-    return None
+        texts = candidate if isinstance(candidate, list) else [candidate]
+        found: dict[str | None, Recipient] = {}
+        for address in (one for written in texts for one in _addresses(written)):
+            found.setdefault(identifier_value("email", address), Recipient("email", address))
+        if found:
+            return tuple(found.values())
+    return ()
+
+
+def _addresses(written: object) -> list[str]:
+    """Return the addresses in a text."""
+    if not isinstance(written, str) or len(written) > 8192:
+        return []
+    parts = [written]
+    if not _ADDRESS.fullmatch(written.strip()):
+        parts = re.split("[,;]", _NAME.sub(" ", written))
+    inner = ((re.search(r"<([^<>]*)>", part), part) for part in parts)
+    addresses = ((part if match is None else match[1]).strip() for match, part in inner)
+    return [one for one in addresses if identifier_value("email", one) and _ADDRESS.fullmatch(one)]
+
+
+def email_recipient(*candidates: object) -> Recipient | None:
+    """Return the first e-mail address of the first candidate that has one; see
+    :func:`email_recipients`."""
+    return next(iter(email_recipients(*candidates)), None)
+
+
+def email_event(
+    document: dict[str, Any],
+    named: object,
+    opt_outs: Iterable[OptOut],
+    *,
+    one_of: bool = False,
+    taken: Iterable[str] = (),
+    **fields: Any,
+) -> TranslatedEvent:
+    """Make an event about the addresses that a service names, with what it says of subscriptions.
+
+    :param document: the event; it may be changed.
+    :param named: the addresses, as a candidate for :func:`email_recipients`.
+    :param one_of: whether they are all recipients of the message, and the event is about one of
+        them. If there are several, the event changes nothing, and has the property
+        ``recipientUnknown`` instead of ``email``.
+    :param taken: the keys that :func:`own_user_id` returned.
+    :param fields: other fields of :class:`~engage.api.TranslatedEvent`.
+    :return: an event with a ``problem`` if it says something of subscriptions, and what is named
+        cannot be read as an address.
+    """
+    recipients, opt_outs = email_recipients(named), tuple(opt_outs)
+    texts = named if isinstance(named, list) else [named]
+    unread = [one for one in texts if text(one) is not None and not email_recipients(one)]
+    if opt_outs and unread and not recipients:
+        fields["problem"] = "the address of a report cannot be read"
+    if opt_outs and one_of and len(recipients) + len(unread) > 1:
+        opt_outs = ()
+        document["properties"].pop("email", None)
+        document["properties"]["recipientUnknown"] = True
+    return TranslatedEvent(
+        document,
+        recipients[0] if recipients else None,
+        opt_outs=opt_outs,
+        named=recipients if len(recipients) > 1 else None,
+        notice=user_id_notice(taken),
+        **fields,
+    )
 
 
 def email_opt_outs(name: str, bounce: str | None, *groups: object) -> tuple[OptOut, ...]:

@@ -13,7 +13,7 @@ import binascii
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import orjson
@@ -25,6 +25,7 @@ __all__ = [
     "body_members",
     "form_bytes",
     "form_fields",
+    "form_values",
     "one_header",
     "optional_header",
     "parse_envelope",
@@ -107,6 +108,18 @@ def form_fields(data: bytes) -> list[tuple[str, str]]:
         return [(name.decode(), value.decode()) for name, value in form_bytes(data)]
     except UnicodeDecodeError as error:
         raise PayloadInvalid("the body is not UTF-8") from error
+
+
+def form_values(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """Collect the fields of a form by name, without losing a value.
+
+    :param pairs: names and values, such as the result of :func:`form_fields`.
+    :return: name → value; of a name that is repeated, the list of its values in their order.
+    """
+    found: dict[str, list[str]] = {}
+    for name, value in pairs:
+        found.setdefault(name, []).append(value)
+    return {name: values[0] if len(values) == 1 else values for name, values in found.items()}
 
 
 def parse_json(data: bytes | str, *, elements: str | None = None) -> Any:

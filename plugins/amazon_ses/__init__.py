@@ -100,14 +100,14 @@ class AmazonSes(Provider):
         message = parse_object(request.body)
         kind = message["Type"]
         if kind == "UnsubscribeConfirmation":
-            return Translation(ignored=1)
+            return Translation(ignored=1, types=[kind])
         if kind == "SubscriptionConfirmation":
             if not self._auto_confirm:
                 # Kept as a dead letter: the link in it is the only way to confirm by hand.
                 raise PayloadInvalid(
-                    "auto_confirm is off: confirm with the SubscribeURL in the body"
+                    "auto_confirm is off: confirm with the SubscribeURL in the body", kind=kind
                 )
-            return Translation(ignored=1, call=sns.confirmation(message))
+            return Translation(ignored=1, call=sns.confirmation(message), types=[kind])
         content = message["Message"]
         if content.startswith("Successfully validated SNS topic for Amazon SES"):
             return Translation(ignored=1)

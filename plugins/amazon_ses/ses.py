@@ -6,10 +6,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from engage.api import OptOut, PayloadInvalid, Recipient, TranslatedEvent, Translation
+from engage.api import OptOut, PayloadInvalid, Translation
 from engage.webhooks import (
+    at,
+    email_event,
     email_opt_outs,
     email_recipient,
+    email_recipients,
     event_id,
     iso_time,
     merged,
@@ -69,7 +72,7 @@ def translate(event: Mapping[str, Any], message: Mapping[str, Any]) -> Translati
     if kind is None:
         raise PayloadInvalid("the message is not an event of SES")
     if kind not in _NAMES:
-        return Translation(ignored=1)
+        return Translation(ignored=1, unknown={0: event}, types=[kind])
     mail = _object(event.get("mail"))
     details = _object(event.get(_DETAILS.get(kind, kind.lower())))
     tags = {
@@ -78,13 +81,14 @@ def translate(event: Mapping[str, Any], message: Mapping[str, Any]) -> Translati
         if isinstance(values, list) and values
     }
     user, taken = own_user_id(tags)
-    addresses = _recipients(kind, details, mail)
-    if user is not None:
-        # The tags are the mail's: it went to one user, even if it has several addresses.
-        addresses = addresses[:1]
+    listed = _texts(details.get(_RECIPIENTS.get(kind, "")))
+    # The tags are the mail's: with a user, there is one event, even if it has several addresses.
+    # SES does not know which of several recipients opened a mail.
+    named = listed if user is None and listed else [listed or _list(mail.get("destination"))]
     delivery = message_id(message["MessageId"]) or event_id(message["MessageId"])
     events = []
-    for index, recipient in enumerate(addresses or [None]):
+    for index, addresses in enumerate(named):
+        recipient = email_recipient(addresses)
         properties = merged(
             {"email": recipient.value if recipient else None, "bounceType": _bounce(details)},
             event,
@@ -101,31 +105,22 @@ def translate(event: Mapping[str, Any], message: Mapping[str, Any]) -> Translati
             properties=properties,
         )
         opt_outs = _opt_outs(document["event"], details)
-        events.append(TranslatedEvent(document, recipient, opt_outs=opt_outs))
-    return Translation(events=events)
+        events.append(email_event(document, addresses, opt_outs, one_of=not listed, taken=taken))
+    return Translation(events=events, types=[kind])
 
 
 def _object(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _recipients(kind: str, details: Mapping[str, Any], mail: Mapping[str, Any]) -> list[Recipient]:
-    """Return the recipients whom the event is about, each once.
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
-    If the event lists none, return the first recipient of the mail: SES does not know which of
-    several recipients opened it.
-    """
-    found: dict[str, Recipient] = {}
-    listed = details.get(_RECIPIENTS.get(kind, ""))
-    for item in listed if isinstance(listed, list) else []:
-        recipient = email_recipient(item.get("emailAddress") if isinstance(item, dict) else item)
-        if recipient is not None:
-            found.setdefault(recipient.value, recipient)
-    if found:
-        return list(found.values())
-    destination = mail.get("destination")
-    first = email_recipient(*destination) if isinstance(destination, list) else None
-    return [] if first is None else [first]
+
+def _texts(listed: object) -> list[Any]:
+    """Return the addresses in a list, each once; what it has instead if none can be read."""
+    texts = [at(item, "emailAddress") or item for item in _list(listed)]
+    return [recipient.value for recipient in email_recipients(texts)] or texts
 
 
 def _bounce(details: Mapping[str, Any]) -> str | None:
@@ -148,8 +143,7 @@ def _opt_outs(name: str, details: Mapping[str, Any]) -> tuple[OptOut, ...]:
 
 def _left(preferences: Mapping[str, Any]) -> set[str]:
     """Return the topics that a person does not want."""
-    topics = preferences.get("topicSubscriptionStatus")
-    listed = map(_object, topics if isinstance(topics, list) else [])
+    listed = map(_object, _list(preferences.get("topicSubscriptionStatus")))
     return {
         str(one["topicName"])
         for one in listed
@@ -160,8 +154,7 @@ def _left(preferences: Mapping[str, Any]) -> set[str]:
 def _subscription(details: Mapping[str, Any]) -> str:
     """Return the name for a change of preferences; the preferences after the change decide."""
     preferences = _object(details.get("newTopicPreferences"))
-    topics = preferences.get("topicSubscriptionStatus")
-    listed = topics if isinstance(topics, list) else []
+    listed = _list(preferences.get("topicSubscriptionStatus"))
     statuses = [_object(topic).get("subscriptionStatus") for topic in listed]
     if preferences.get("unsubscribeAll") is False and "OptOut" not in statuses:
         return "Email Resubscribed"

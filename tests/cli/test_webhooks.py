@@ -218,9 +218,8 @@ def test_a_recipient_becomes_the_anonymous_id_that_the_server_stores(tmp_path: P
     assert json.loads(result.stdout)["anonymousId"] == "email:ann@example.com"
 
 
-def test_users_are_looked_up_in_the_storage_on_demand(tmp_path: Path) -> None:
-    """Without ``--store`` the answer differs from the server's, and the command says so."""
-    path = config(tmp_path, workspace("acme", {"postmark": {"value": "a long random value"}}))
+def identify_ann(path: Path) -> None:
+    """Store the user ``u1`` with the address ann@example.com."""
 
     async def fill() -> None:
         app = build(load(path), load_plugins())
@@ -233,6 +232,12 @@ def test_users_are_looked_up_in_the_storage_on_demand(tmp_path: Path) -> None:
 
     arrival = Arrival.of_delivery("acme", "api", received_at=1, limits=Limits())
     asyncio.run(fill())
+
+
+def test_users_are_looked_up_in_the_storage_on_demand(tmp_path: Path) -> None:
+    """Without ``--store`` the answer differs from the server's, and the command says so."""
+    path = config(tmp_path, workspace("acme", {"postmark": {"value": "a long random value"}}))
+    identify_ann(path)
     body = {"RecordType": "Delivery", "MessageID": "m", "Recipient": "Ann@Example.COM"}
     headers = [["Authorization", "a long random value"]]
     file = recorded(tmp_path, {"headers": headers, "body": json.dumps(body)})
@@ -277,6 +282,19 @@ def test_a_recording_shows_what_its_reports_change(tmp_path: Path) -> None:
         "suppresses the email address ann@example.com for news (complaint)",
     ]
     assert not (tmp_path / "engage.db").exists()
+    # With the store, it shows whether the address is the user's.
+    identify_ann(path)
+    for address, expected in (
+        ("ann@example.com", ["unsubscribes u1 from news"]),
+        ("bob@example.com", []),
+    ):
+        body = json.dumps({**record, "Email": address})
+        recording.write_text(json.dumps({"headers": {"X-Secret": "a long word"}, "body": body}))
+        result = run("webhook-test", "postmark", recording, "--config", path, "--store")
+        assert result.stderr.splitlines()[1:-1] == [
+            *expected,
+            f"suppresses the email address {address} for news (complaint)",
+        ]
 
 
 @pytest.mark.parametrize("now", ["nan", "inf", "-1", "1e300", "yesterday"])

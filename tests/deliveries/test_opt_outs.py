@@ -98,7 +98,7 @@ def changed(
     document = {"messageId": "m1", **({} if user is None else {"userId": user})}
     found = Effects()
     event = TranslatedEvent(document, recipient, opt_outs=opt_outs)
-    effects(WORKSPACE, provider, event, AT, found)
+    effects(WORKSPACE, provider, event, AT, found, {})
     left: set[str] = set()
     for change in found.changes:
         assert (change.user_id, change.at, change.dated) == (user, AT, True)
@@ -177,7 +177,7 @@ def test_the_id_of_a_change_is_that_of_its_event() -> None:
         found = Effects()
         document = {"messageId": message_id, "userId": "u1"}
         event = TranslatedEvent(document, opt_outs=[unsubscribe(*groups)])
-        effects(WORKSPACE, provider, event, AT, found)
+        effects(WORKSPACE, provider, event, AT, found, {})
         return [change.id for change in found.changes]
 
     assert ids("some", "m1", "7") == ids("some", "m1", "8")

@@ -536,6 +536,8 @@ async def test_deliveries_are_counted(tmp_path: Path) -> None:
     async with serving(tmp_path, **SEGMENT, metrics=metrics) as server:
         event = {"type": "track", "event": "E", "userId": "u", "messageId": "m"}
         await deliver(server, segment(event))
+        await deliver(server, segment({"type": "delete", "userId": "u"}))
+        await deliver(server, segment({"type": "other"}))
         await deliver(server, segment({"type": "other", "userId": "u"}))
         await deliver(server, segment(b"x"))
         await deliver(server, segment(event, "wrong"))
@@ -543,6 +545,8 @@ async def test_deliveries_are_counted(tmp_path: Path) -> None:
     assert metrics.seen == [
         ("segment", "accepted"),
         ("segment", "ignored"),
+        ("segment", "not_understood"),
+        ("segment", "untranslated"),
         ("segment", "untranslated"),
         ("segment", "invalid_signature"),
         ("unknown", "unknown_provider"),

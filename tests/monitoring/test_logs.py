@@ -72,6 +72,23 @@ def test_a_terminal_gets_lines_for_people(configure: Configure) -> None:
     assert not line.startswith("{")
 
 
+@pytest.mark.parametrize("style", ["json", "text"])
+def test_the_line_of_a_delivery_has_its_provider_type_and_outcome(
+    configure: Configure, style: str
+) -> None:
+    stream = configure(style=style)
+    more = {"provider": "resend", "workspace": "acme", "type": "email.sent", "outcome": "accepted"}
+    _request(route="webhook", more=more)
+    _request(route="webhook", status=401, code="c", more={"provider": "resend", "outcome": "c"})
+    first, second = stream.getvalue().splitlines()
+    if style == "json":
+        assert json.loads(first).items() >= more.items()
+        assert "type" not in json.loads(second)
+    else:
+        assert "POST webhook resend email.sent accepted 200 12.30 ms acme r-1" in first
+        assert "POST webhook resend c 401 c 12.30 ms - r-1" in second
+
+
 def test_auto_is_json_elsewhere(configure: Configure) -> None:
     stream = configure(style="auto")
     logging.getLogger("engage.x").warning("careful", extra={"disk": 5})

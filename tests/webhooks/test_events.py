@@ -7,8 +7,16 @@ from typing import Any
 
 import pytest
 
-from engage.api import PayloadInvalid
-from engage.webhooks import content_id, iso_time, parse_json
+from engage.api import PayloadInvalid, TranslatedEvent
+from engage.webhooks import (
+    content_id,
+    email_recipients,
+    iso_time,
+    names_person,
+    parse_json,
+    translated,
+)
+from support.each import each
 
 
 @pytest.mark.parametrize(
@@ -61,3 +69,70 @@ def test_an_element_that_is_nested_too_deeply_has_no_id() -> None:
     assert content_id(deep[200])
     with pytest.raises(PayloadInvalid, match="nested too deeply"):
         content_id(deep[400])
+
+
+@each(
+    "written, addresses",
+    [
+        ("Ann@Example.com ", ["Ann@Example.com"]),
+        ("Ann <ann@example.com>", ["ann@example.com"]),
+        ('"Doe, Ann; bob@example.com" <ann@example.com>', ["ann@example.com"]),
+        ("bob@example.com <ann@example.com>", ["ann@example.com"]),
+        ("=?utf-8?q?Ann?= <ann@example.com>", ["ann@example.com"]),
+        ("ann@example.com (Ann, at home)", ["ann@example.com"]),
+        ('"ann doe"@example.com', ['"ann doe"@example.com']),
+        ("a@example.com,b@example.com", ["a@example.com", "b@example.com"]),
+        ("A <a@example.com>; b@example.com,", ["a@example.com", "b@example.com"]),
+        ("a@example.com, A@EXAMPLE.com", ["a@example.com"]),
+        ("rfc822;a@example.com", ["a@example.com"]),
+        ("Ünï@exämple.com", ["Ünï@exämple.com"]),
+        (["a@example.com", None, 7, "no", "B <b@example.com>"], ["a@example.com", "b@example.com"]),
+        ("a@b@example.com", []),
+        ("ann @example.com", []),
+        ("ann at example.com", []),
+        ("undisclosed-recipients:;", []),
+        ("<ann@example.com", []),
+        ("@example.com", []),
+        ("ann@", []),
+        ("a" * 511 + "@b", []),
+        (None, []),
+        (7, []),
+        ({"email": "a@example.com"}, []),
+    ],
+)
+def test_addresses_are_read(written: Any, addresses: list[str]) -> None:
+    assert [one.value for one in email_recipients(written)] == addresses
+    # The first candidate that has any counts.
+    either = email_recipients(written, "z@example.com")
+    assert [one.value for one in either] == (addresses or ["z@example.com"])
+
+
+@each(
+    "payload, expected",
+    [
+        ({"email": "x"}, True),
+        ({"data": [{"Customer_Id": 7}]}, True),
+        ({"customerId": {"value": ["x"]}}, True),
+        ([[{"to": ["x"]}]], True),
+        ({"email": " ", "phone": None, "user": {}, "to": [], "customer": True}, False),
+        ({"mail": "x", "emails_sent": 7, "customers": 3}, False),
+        ("email", False),
+        (None, False),
+    ],
+)
+def test_a_payload_names_a_person(payload: Any, expected: bool) -> None:
+    assert names_person(payload) is expected
+
+
+def test_each_element_is_translated_by_itself() -> None:
+    def translate(item: Any, index: int) -> Any:
+        if item == "bad":
+            raise PayloadInvalid("is bad")
+        return TranslatedEvent({"item": item}, index=index) if item == "event" else item
+
+    items = ["event", "bad", "ignored", "test", "unknown", "event", "test"]
+    result = translated(items, translate, ["a", None, "", "a"])
+    assert [event.index for event in result.events] == [0, 5]
+    assert [(one.index, one.message) for one in result.rejected] == [(1, "is bad")]
+    assert (result.ignored, result.tests, result.unknown) == (4, 2, {4: "unknown"})
+    assert result.types == {"a"}

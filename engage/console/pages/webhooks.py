@@ -16,7 +16,7 @@ __all__ = ["WebhooksHandler"]
 
 
 #: Outcomes of a delivery that are no problem.
-FINE: Final = frozenset({"accepted", "ignored", "probe"})
+FINE: Final = frozenset({"accepted", "ignored", "not_understood", "probe", "test"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

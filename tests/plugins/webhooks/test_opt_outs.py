@@ -160,8 +160,8 @@ def test_amazon_ses_reports_each_recipient() -> None:
     ],
 )
 def test_mailchimp(kind: str, message: dict[str, Any], expected: list[OptOut]) -> None:
-    about = {"_id": "exampleaaaa", "email": "example.webhook@mandrillapp.com", **message}
-    payload = [{"event": kind, "_id": "exampleaaaa", "ts": 1384954004, "msg": about}]
+    about = {"_id": "abc", "email": "ann@example.com", **message}
+    payload = [{"event": kind, "_id": "abc", "ts": 1384954004, "msg": about}]
     assert opt_outs("mailchimp", payload) == expected
 
 

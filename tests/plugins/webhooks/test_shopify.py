@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from engage.api import PayloadInvalid, Translation
+from support.each import each
 from support.providers import make, recipient_of, request
 
 SECRET = {"client_secret": "x"}
@@ -112,6 +113,112 @@ def test_a_guest_has_the_address_or_number_of_the_order(
     assert recipient_of(event) == (trait, value)
 
 
+CUSTOMER = 6706405506930
+GID = f"gid://shopify/Customer/{CUSTOMER}"
+AT = "2026-11-28T04:00:00-05:00"
+CONSENT = {"state": "unsubscribed", "consent_updated_at": AT}
+
+
+# The fields are those of Shopify's list of topics, version 2026-04.
+@each(
+    "topic, body, name, time",
+    [
+        (
+            "customers_email_marketing_consent/update",
+            {
+                "customer_id": CUSTOMER,
+                "email_address": "ann@example.com",
+                "email_marketing_consent": CONSENT,
+            },
+            "Customer Email Marketing Consent Updated",
+            AT,
+        ),
+        (
+            "customers_marketing_consent/update",
+            {"id": CUSTOMER, "phone": None, "sms_marketing_consent": CONSENT},
+            "Customer Marketing Consent Updated",
+            AT,
+        ),
+        (
+            "subscription_contracts/create",
+            {"id": 1, "customer_id": CUSTOMER, "created_at": AT},
+            "Subscription Contract Created",
+            AT,
+        ),
+        (
+            "subscription_contracts/pause",
+            {"id": 1, "admin_graphql_api_customer_id": GID},
+            "Subscription Contract Pause",
+            None,
+        ),
+        (
+            "customer_payment_methods/create",
+            {"token": "x", "customer_id": CUSTOMER},
+            "Customer Payment Method Created",
+            None,
+        ),
+        (
+            "customers/purchasing_summary",
+            {"customerId": GID, "numberOfOrders": 2, "occurredAt": AT},
+            "Customer Purchasing Summary",
+            AT,
+        ),
+        (
+            "customers/merge",
+            {
+                "admin_graphql_api_customer_kept_id": GID,
+                "admin_graphql_api_customer_deleted_id": "gid://shopify/Customer/2",
+                "status": "completed",
+            },
+            "Customer Merged",
+            None,
+        ),
+        (
+            "customer.tags_added",
+            {"customerId": GID, "tags": ["vip"], "occurredAt": AT},
+            "Customer Tags Added",
+            AT,
+        ),
+        (
+            "customer.joined_segment",
+            {"customer_id": GID, "segment_id": "gid://shopify/Segment/2", "date": AT},
+            "Customer Joined Segment",
+            AT,
+        ),
+        (
+            "company_contacts/create",
+            {"customer_admin_graphql_api_id": GID, "title": "Buyer"},
+            "Company Contact Created",
+            None,
+        ),
+        ("orders/paid", {"id": 1, "customer": {"id": GID}}, "Order Paid", None),
+    ],
+)
+def test_a_topic_about_a_customer_is_the_customers(
+    topic: str, body: dict[str, Any], name: str, time: str | None
+) -> None:
+    [event] = translate(topic, body).events
+    assert event.document["type"] == "track"
+    assert event.document["event"] == name
+    assert event.document["userId"] == str(CUSTOMER)
+    assert event.document.get("timestamp") == (time and "2026-11-28T09:00:00.000Z")
+    if "id" in body and topic.startswith("customers"):
+        assert event.document["properties"]["customerId"] == str(CUSTOMER)
+
+
+def test_a_customer_without_an_id_has_the_address() -> None:
+    body = {"customer_id": None, "email_address": "ann@example.com"}
+    [event] = translate("customers_email_marketing_consent/update", body).events
+    assert recipient_of(event) == ("email", "ann@example.com")
+
+
+@pytest.mark.parametrize("kind", ["marketing_consent", "email_marketing_consent"])
+def test_an_order_is_no_consent(kind: str) -> None:
+    """The topic is not signed, so an order must not become a user."""
+    with pytest.raises(PayloadInvalid):
+        translate(f"customers_{kind}/update", ORDER)
+
+
 def test_a_topic_without_a_customer_is_ignored() -> None:
     assert translate("products/update", {"id": 1, "title": "T"}).ignored == 1
     assert translate("shop/redact", {"shop_id": 1}).ignored == 1
@@ -130,7 +237,7 @@ def test_an_event_gets_its_time() -> None:
     assert time("orders/edited", ORDER) == "2024-01-01T00:00:00.000Z"
 
 
-@pytest.mark.parametrize("topic", ["", "orders"])
+@pytest.mark.parametrize("topic", ["", "orders", "ORDERS_CREATE", "/create", "customer."])
 def test_a_delivery_without_a_topic_is_invalid(topic: str) -> None:
     with pytest.raises(PayloadInvalid):
         translate(topic, ORDER)

@@ -53,6 +53,26 @@ def test_a_payload_without_a_user_is_ignored() -> None:
     assert translate({"type": "x", "data": {"n": 1}}).ignored == 1
 
 
+def test_a_sender_that_uses_svix_may_name_the_headers_so() -> None:
+    provider = make("standard-webhooks", {"secret": SECRET})
+    for vector in VECTORS:
+        own = request_of(vector)
+        sent = dataclasses.replace(
+            own,
+            headers=[(name.lower().replace("webhook-", "svix-"), v) for name, v in own.headers],
+        )
+        try:
+            make("standard-webhooks", vector["config"]).verify(own, None)
+        except SignatureMismatch:
+            with pytest.raises(SignatureMismatch):
+                make("standard-webhooks", vector["config"]).verify(sent, None)
+        else:
+            make("standard-webhooks", vector["config"]).verify(sent, None)
+    body = json.dumps({"type": "x", "data": {"id": "u1"}})
+    [event] = provider.translate(request(body, {"Svix-Id": "msg_2"})).events
+    assert event.document["messageId"] == "msg_2"
+
+
 def test_the_paths_are_configurable() -> None:
     [event] = translate({"type": "x", "who": {"key": "u1"}}, {"user_id": ["who.key"]}).events
     assert event.document["userId"] == "u1"

@@ -75,6 +75,32 @@ def test_without_a_user_the_customer_decides(thing: dict[str, Any], email: str |
         assert event.fallback == "c"
 
 
+@pytest.mark.parametrize(
+    "thing",
+    [
+        {"customer": None, "customer_account": "acct_2"},
+        {"customer_account": {"id": "acct_2", "object": "v2.core.account"}},
+    ],
+)
+def test_a_customer_may_be_an_account(thing: dict[str, Any]) -> None:
+    [event] = translate("invoice.paid", thing).events
+    assert [(one.trait, one.value) for one in event.lookups] == [("stripeCustomerId", "acct_2")]
+    assert event.fallback == "acct_2"
+    [both] = translate("invoice.paid", {"customer": "cus_1", "customer_account": "acct_2"}).events
+    assert both.fallback == "cus_1"
+
+
+def test_a_thin_event_that_may_have_a_customer_is_invalid() -> None:
+    """If the endpoint has the wrong kind of payload, each event is lost."""
+    thin = {"id": "evt", "object": "v2.core.event", "type": "v1.invoice.paid"}
+    provider = make("stripe", SECRET)
+    for related in ({"type": "invoice"}, {"type": "customer"}, {"type": "v2.core.account"}):
+        with pytest.raises(PayloadInvalid, match="snapshot"):
+            provider.translate(request(json.dumps({**thin, "related_object": related})))
+    for other in (None, {}, {"type": "billing.meter"}):
+        assert provider.translate(request(json.dumps({**thin, "related_object": other}))).ignored
+
+
 # ---- on a server
 STRIPE = '[workspaces.webhooks.stripe]\nsecret = "whsec_x"\n'
 

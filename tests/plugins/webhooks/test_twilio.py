@@ -132,6 +132,16 @@ def test_a_repeated_value_is_signed_once() -> None:
     verify(URL, "b=2&a=3&a=1&a=3&c=", f"{URL}a1a3b2c")
 
 
+def test_all_values_of_a_repeated_field_are_kept() -> None:
+    body = "MessageSid=SM1&MessageStatus=delivered&To=%2B1&N=2&N=1&M=3&M=3&L="
+    delivery = request(body, url=f"{URL}?userId=u1&tag=a&tag=b")
+    [event] = make("twilio", TOKEN).translate(delivery).events
+    properties = event.document["properties"]
+    assert (properties["N"], properties["M"], properties["L"]) == (["2", "1"], ["3", "3"], "")
+    assert properties["tag"] == ["a", "b"]
+    assert (properties["To"], event.document["userId"]) == ("+1", "u1")
+
+
 def test_a_json_body_is_signed_with_its_hash() -> None:
     body = '{"a": 1}'
     url = f"{URL}?bodySHA256={hashlib.sha256(body.encode()).hexdigest()}"
