@@ -28,6 +28,7 @@ __all__ = [
     "CONFIG_FILE",
     "DEFAULT_CONFIG",
     "CommandFailed",
+    "address_option",
     "config_option",
     "discard_output",
     "load_chosen",
@@ -111,12 +112,15 @@ def print_table(columns: Sequence[str], found: Sequence[Sequence[str]]) -> None:
         click.secho("  ".join(cells).rstrip(), bold=number == 0)
 
 
-def load_with(config_path: Path, workspace_id: str | None) -> Config:
+def load_with(
+    config_path: Path, workspace_id: str | None, *, reads_with: Sequence[str] | None = None
+) -> Config:
     """Load a config that has a workspace.
 
+    :param reads_with: see :func:`engage.config.load`.
     :raises ConfigError: if it does not.
     """
-    config = load(config_path)
+    config = load(config_path, reads_with=reads_with)
     if workspace_id is not None and all(one.id != workspace_id for one in config.workspaces):
         raise ConfigError(f"{config_path} does not contain a workspace {workspace_id!r}")
     return config
@@ -133,14 +137,17 @@ def the_only(workspaces: Iterable[str]) -> str:
     return names[0]
 
 
-def load_chosen(config_path: Path, workspace_id: str | None) -> tuple[Config, str]:
+def load_chosen(
+    config_path: Path, workspace_id: str | None, *, reads_with: Sequence[str] | None = None
+) -> tuple[Config, str]:
     """Load a config, and return it with the workspace that a command is for.
 
     :param workspace_id: as given with ``--workspace``.
+    :param reads_with: see :func:`engage.config.load`.
     :raises ConfigError: if the config does not contain it, or if none is given and there are
         several.
     """
-    config = load_with(config_path, workspace_id)
+    config = load_with(config_path, workspace_id, reads_with=reads_with)
     return config, workspace_id or the_only(one.id for one in config.workspaces)
 
 
@@ -210,6 +217,15 @@ def workspace_option(text: str) -> Callable[[Function], Function]:
     :param text: what the workspace is for, for ``--help``.
     """
     return click.option("--workspace", "workspace_id", metavar="ID", help=text)
+
+
+address_option = click.option(
+    "--address",
+    "addresses",
+    metavar="ADDRESS",
+    multiple=True,
+    help="An e-mail address or a phone number that is this person's; any number of times.",
+)
 
 
 def registry_of(ctx: click.Context, config: Config | None) -> Registry:

@@ -114,7 +114,7 @@ def backup(ctx: click.Context, config_path: Path, target: Path) -> None:
     what lets people sign in to the console. It gets its name when it is complete, verified and on
     the disk. `engage restore` makes a store of it.
     """
-    config = load(config_path)
+    config = load(config_path, reads_with=())
     registry, store = _backup_store(ctx, config)
     with Progress("MiB") as progress:
         made = store.back_up(target, without=LEFT_OUT, on_bytes=_showing(progress))

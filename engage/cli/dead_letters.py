@@ -82,7 +82,7 @@ def list_(
     webhook provider), user, message. With --groups: count, reason, pointer, key, first and last
     time, and the id and the message of the newest.
     """
-    config, workspace = load_chosen(config_path, workspace_id)
+    config, workspace = load_chosen(config_path, workspace_id, reads_with=())
     wanted = LetterFilter(reason=reason, pointer=pointer, key=key)
 
     async def read(store: EventStore) -> Sequence[tuple[str, ...]]:
@@ -126,7 +126,7 @@ def show(
     """Print a dead letter: why it was refused, and the event."""
     from engage.pipeline.replay import obstacle_of, text_of
 
-    config, workspace = load_chosen(config_path, workspace_id)
+    config, workspace = load_chosen(config_path, workspace_id, reads_with=())
     letter = with_store(ctx, config, lambda store: letter_of(kept(store), workspace, letter_id))
     if not item:
         fields: list[tuple[str, str | None]] = [

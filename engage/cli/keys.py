@@ -54,7 +54,7 @@ def list_(ctx: click.Context, config_path: Path, workspace_id: str | None) -> No
     archived), source (config or store), time of creation, name, kind (public or server), origins,
     operations, rate.
     """
-    config = load_with(config_path, workspace_id)
+    config = load_with(config_path, workspace_id, reads_with=("write_keys",))
     found = with_store(ctx, config, lambda store: list_keys(store, config.workspaces))
     rows = [_row(key) for key in found.keys if workspace_id in (None, key.workspace_id)]
     print_table(_COLUMNS, rows)

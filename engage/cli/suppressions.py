@@ -74,7 +74,7 @@ def list_(
     reason, how it became known, and the delivery that said so. `engage export suppressions` writes
     all of them, also those that were lifted.
     """
-    config, workspace = load_chosen(config_path, workspace_id)
+    config, workspace = load_chosen(config_path, workspace_id, reads_with=("erasures",))
 
     async def read(store: EventStore) -> Sequence[Suppression]:
         if addresses:

@@ -86,7 +86,7 @@ def tail(
     returns, some are left out, which is said on standard error. Ctrl-C ends the command, and so
     does a reader of its output that ends: the exit status is 0 then.
     """
-    config = load_with(config_path, workspace_id)
+    config = load_with(config_path, workspace_id, reads_with=())
     wanted = [
         Wanted(
             workspace_id=workspace.id,

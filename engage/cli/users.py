@@ -67,7 +67,7 @@ def show(
     and the newest events with this id. A track, page or screen call makes no profile, so there may
     be events without one. The exit status is 1 if nothing is known of the id.
     """
-    config, workspace = load_chosen(config_path, workspace_id)
+    config, workspace = load_chosen(config_path, workspace_id, reads_with=())
     found = with_store(ctx, config, lambda store: _look_up(store, workspace, user))
     about = {} if found.user is None else orjson.loads(render("users", found.user).json)
     visitor = {} if found.visitor is None else orjson.loads(render("visitors", found.visitor).json)

@@ -5,6 +5,7 @@
 ``config.py``           reads the file, and reports all errors in it
 ``sections.py``         the sections of the file
 ``interpolation.py``    replaces ``${VAR}`` and ``${file:PATH}`` in strings
+``secrets.py``          which texts are no secret
 ``schema_check.py``     checks values against a JSON Schema; errors by dotted key
 ``colors.py``           the contrast of colours
 ``removed.py``          keys of earlier versions, which are read and reported

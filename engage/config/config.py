@@ -16,7 +16,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -27,12 +27,21 @@ from engage.api import ConfigError
 from engage.config.colors import READABLE, contrast
 from engage.config.interpolation import MAX_BYTES, resolve
 from engage.config.removed import without_removed
-from engage.config.schema_check import SettingsError, problems
+from engage.config.schema_check import Path as KeyPath
+from engage.config.schema_check import SettingsError, dotted, doubts, problems
+from engage.config.secrets import fingerprint, stain
 from engage.config.sections import Config, Workspace, config_schema, default
 from engage.errors import quote
 
-__all__ = ["key_problem", "load"]
+__all__ = ["ERASURES_SUFFIX", "key_problem", "load"]
 
+#: What the name of the file of erasures has after that of the config.
+ERASURES_SUFFIX: Final = ".erasures"
+#: The sections, and the keys of workspaces, that concern the server and not the store.
+_NOT_READ: Final = {
+    *("server", "console", "log", "erasures", "cors", "logging", "transforms", "observers"),
+    *("write_keys", "subscription_secret", "identity_secret", "webhooks"),
+}
 #: A table, or a key with its equals sign.
 _STATEMENT: Final = re.compile(r"\[[\w. \-\[]*\]*|\s*[\w.\-]+\s*=", re.ASCII)
 #: The rule for the port of a URL.
@@ -48,7 +57,12 @@ _HINTS: Final = {
 }
 
 
-def load(path: str | Path, environ: Mapping[str, str] | None = None) -> Config:
+def load(
+    path: str | Path,
+    environ: Mapping[str, str] | None = None,
+    *,
+    reads_with: Collection[str] | None = None,
+) -> Config:
     """Read a config file.
 
     The options of plugins are not checked here, because this module does not know the plugins: see
@@ -56,6 +70,9 @@ def load(path: str | Path, environ: Mapping[str, str] | None = None) -> Config:
 
     :param path: a TOML file.
     :param environ: the variables for ``${NAME}``; the environment of the process by default.
+    :param reads_with: for a command that only reads the store: the names of those of
+        :data:`_NOT_READ` that it needs. The references in the others are left out, so the variables
+        and files of other secrets need not be there.
     :raises ConfigError: if the file cannot be read, or if a setting is wrong. The message names the
         file, the key and the rule, never a secret. A :class:`SettingsError` lists all problems.
     """
@@ -63,25 +80,36 @@ def load(path: str | Path, environ: Mapping[str, str] | None = None) -> Config:
     base_dir = path.absolute().parent
     schema = config_schema()
     written, warnings = without_removed(schema, _read(path))
-    document, found = resolve(written, base_dir, os.environ if environ is None else environ)
-    # What a schema finds in a value that could not be resolved is only a consequence.
-    unresolved = tuple(line[: line.index(": ") + 2] for line in found)
-    found += [
-        line
-        for line in problems(schema, document, written=written)
-        if not line.startswith(unresolved)
-    ]
+    skipped: list[str] = []
+
+    def left_out(at: KeyPath) -> bool:
+        unread = reads_with is not None and _is_unread(at, reads_with)
+        skipped.extend([dotted(at)] * unread)
+        return unread
+
+    environ = os.environ if environ is None else environ
+    document, found = resolve(written, base_dir, environ, left_out)
+    # What is found in a value that could not be resolved is only a consequence.
+    keys = (*skipped, *(line.partition(": ")[0] for line in found))
+    consequences = tuple(f"{key}: " for key in keys)
+
+    def others(lines: Iterable[str]) -> list[str]:
+        return [line for line in lines if not line.startswith(consequences)]
+
+    in_use = _keys_in_use(path, document)
+    found += others(problems(schema, document, written=written, in_use=in_use))
     if not found:
+        warnings += doubts(schema, document)
         about = {"path": path, "base_dir": base_dir, "written": written, "warnings": warnings}
         # Not strict, because JSON Schema accepts 8080.0 as an integer.
         config = msgspec.convert(_arranged(document) | about, Config, strict=False)
-        found += [
+        wrong_keys = [
             f"workspaces[{w}].write_keys[{k}].{problem[0]}: {problem[1]}"
             for w, workspace in enumerate(document["workspaces"])
             for k, key in enumerate(workspace.get("write_keys", ()))
             if (problem := key_problem(key)) is not None
         ]
-        found += _contradictions(config)
+        found += others([*wrong_keys, *_contradictions(config)])
     if found:
         raise SettingsError([f"{path}: {_named(problem, document)}" for problem in found])
     return config
@@ -98,6 +126,29 @@ def _named(problem: str, document: Mapping[str, Any]) -> str:
         if int(number) > 1 and isinstance(place.get("id"), str):
             ids.append(quote(place["id"]))
     return f"{problem} (of {', '.join(ids)})" if ids else problem
+
+
+def _is_unread(path: KeyPath, needed: Collection[str]) -> bool:
+    """Return whether no command needs a value that only reads the store, except one that needs
+    parts of the config.
+
+    :param needed: these parts.
+    """
+    part = path[2] if path[0] == "workspaces" and len(path) > 2 else path[0]
+    return part in _NOT_READ and part not in needed and path[-1] not in ("id", "name")
+
+
+def _keys_in_use(path: Path, document: Mapping[str, Any]) -> Collection[str]:
+    """Return the key for erasures if the file of erasures has hashes of it: it must not change."""
+    erasures = document.get("erasures")
+    key = erasures.get("key") if isinstance(erasures, Mapping) else None
+    if not isinstance(key, str) or stain(key) is None:
+        return ()
+    try:
+        data = path.with_name(path.name + ERASURES_SUFFIX).read_bytes()
+    except OSError:
+        return ()
+    return (key,) if f'"key":"{fingerprint(key)}"'.encode() in data else ()
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -10,13 +10,15 @@ is an error, because an empty secret would let anyone in.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from engage.config.schema_check import dotted
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from engage.config.schema_check import Path as KeyPath
 
 __all__ = ["MAX_BYTES", "resolve"]
 
@@ -31,12 +33,16 @@ class _Unresolved(Exception):
 
 
 def resolve(
-    document: Mapping[str, Any], base_dir: Path, environ: Mapping[str, str]
+    document: Mapping[str, Any],
+    base_dir: Path,
+    environ: Mapping[str, str],
+    left_out: Callable[[KeyPath], bool] = lambda _: False,
 ) -> tuple[dict[str, Any], list[str]]:
     """Resolve all references of a document.
 
     :param base_dir: the folder to which file names are relative.
     :param environ: the environment variables.
+    :param left_out: asked for each value with a reference, whether it is left out.
     :return: a new document, and one line for each reference that cannot be resolved. The lines
         name keys, variables and files, never a value.
     """
@@ -59,8 +65,13 @@ def resolve(
         return value
 
     def walk(value: Any, path: tuple[str | int, ...]) -> Any:
+        texts = value if isinstance(value, list) else [value]
+        refers = any(isinstance(text, str) and "${" in text for text in texts)
+        if refers and left_out(path):
+            return None  # TOML has no such value.
         if isinstance(value, Mapping):
-            return {key: walk(item, (*path, key)) for key, item in value.items()}
+            walked = {key: walk(item, (*path, key)) for key, item in value.items()}
+            return {key: item for key, item in walked.items() if item is not None}
         if isinstance(value, list):
             return [walk(item, (*path, index)) for index, item in enumerate(value)]
         if isinstance(value, str) and "${" in value:

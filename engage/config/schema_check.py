@@ -12,18 +12,27 @@ import collections
 import difflib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, Final
 
 import jsonschema
 
 from engage.api import ConfigError
+from engage.config.secrets import doubt, stain
 from engage.errors import QUOTED, quote
 
 if TYPE_CHECKING:
     from jsonschema.exceptions import ValidationError
 
-__all__ = ["SettingsError", "dotted", "nearest", "problems", "secret_values", "strings"]
+__all__ = [
+    "SettingsError",
+    "dotted",
+    "doubts",
+    "nearest",
+    "problems",
+    "secret_values",
+    "strings",
+]
 
 #: Keys and indexes from the top of the document.
 Path = tuple[str | int, ...]
@@ -77,7 +86,12 @@ def nearest(name: str, candidates: Iterable[str]) -> str | None:
 
 
 def problems(
-    schema: Mapping[str, Any], value: object, *, written: object = None, at: Path = ()
+    schema: Mapping[str, Any],
+    value: object,
+    *,
+    written: object = None,
+    at: Path = (),
+    in_use: Container[str] = (),
 ) -> list[str]:
     """Validate settings.
 
@@ -85,17 +99,21 @@ def problems(
     :param value: the settings, with references to the environment resolved.
     :param written: the settings as written, before references were resolved. Messages quote these.
     :param at: the path of ``value`` in the file.
+    :param in_use: secrets that are accepted even if they are not clean; see :func:`doubts`.
     :return: one line for each key that is wrong; empty if the settings are valid.
     """
-    secret = {path for path, _ in _secrets(schema, schema, value, ())}
+    secret = {path for path, _, _ in _secrets(schema, schema, value, ())}
     found = [(dotted(at + path), "must be a finite number") for path in _not_finite(value, ())]
     validator = jsonschema.Draft202012Validator(schema)
     explainer = _Explainer(schema, value if written is None else written, secret, at)
     for error in validator.iter_errors(value):
         found.extend(explainer.explain(error))
-    for path, empty in _secrets(schema, schema, value, ()):
+    for path, empty, _ in _secrets(schema, schema, value, ()):
         if empty in ([], {}) or (isinstance(empty, str) and not empty.strip()):
             found.append((dotted(at + path), "must not be empty"))
+    for path, text in _texts(schema, value):
+        if not (_is_spare(path) or text in in_use) and (reason := stain(text)):
+            found.append((dotted(at + path), reason))
     lines: dict[str, str] = {}
     for key, text in found:
         # One line for each key: the first rule that its value breaks.
@@ -103,14 +121,27 @@ def problems(
     return list(lines.values())
 
 
+def doubts(schema: Mapping[str, Any], value: object, *, at: Path = ()) -> list[str]:
+    """Return one line for each secret that is accepted and probably wrong, without its value.
+
+    A secret that a form (``pattern``) describes is not measured.
+
+    :param value: settings without a problem. A secret in them that is not clean was in use before:
+        of a list, only the first secret is refused, so that a clean one can be added in front.
+    :param at: the path of ``value`` in the file.
+    """
+    formed = {path for path, _, rule in _secrets(schema, schema, value, ()) if "pattern" in rule}
+    return [
+        f"{dotted(at + path)}: {reason}"
+        for path, text in _texts(schema, value)
+        if (reason := stain(text) or doubt(text, measured=path not in formed))
+    ]
+
+
 def secret_values(schema: Mapping[str, Any], value: object) -> Iterator[tuple[str, str]]:
     """Yield (dotted key, value) for each string that the schema marks ``writeOnly``."""
-    seen: set[Path] = set()
-    for path, found in _secrets(schema, schema, value, ()):
-        for inner, text in strings(found, path):
-            if inner not in seen:
-                seen.add(inner)
-                yield dotted(inner), text
+    for path, text in _texts(schema, value):
+        yield dotted(path), text
 
 
 def strings(value: object, path: Path = ()) -> Iterator[tuple[Path, str]]:
@@ -147,12 +178,30 @@ def _resolve(root: Mapping[str, Any], reference: str) -> Any:
     return target
 
 
-def _secrets(root: Any, schema: Any, value: object, path: Path) -> Iterator[tuple[Path, object]]:
-    """Walk a value along its schema and yield (path, value) for each part marked ``writeOnly``."""
+def _texts(schema: Mapping[str, Any], value: object) -> Iterator[tuple[Path, str]]:
+    """Yield (path, value) once for each string that the schema marks ``writeOnly``."""
+    seen: set[Path] = set()
+    for path, found, _ in _secrets(schema, schema, value, ()):
+        for inner, text in strings(found, path):
+            if inner not in seen:
+                seen.add(inner)
+                yield inner, text
+
+
+def _is_spare(path: Path) -> bool:
+    """Return whether a path is that of a secret in a list, but not of the first."""
+    return bool(path) and isinstance(path[-1], int) and path[-1] > 0
+
+
+def _secrets(
+    root: Any, schema: Any, value: object, path: Path
+) -> Iterator[tuple[Path, object, Mapping[str, Any]]]:
+    """Walk a value along its schema and yield (path, value, schema) for each part marked
+    ``writeOnly``."""
     if not isinstance(schema, Mapping) or len(path) > 64:
         return
     if schema.get("writeOnly") is True:
-        yield path, value
+        yield path, value, schema
     if isinstance(reference := schema.get("$ref"), str):
         yield from _secrets(root, _resolve(root, reference), value, path)
     for several in ("anyOf", "oneOf", "allOf"):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from engage.api import EventStore, Page, ProfileStore, identifier_value
+from engage.config.secrets import fingerprint
 from engage.errors import Problem, from_problems, invalid_link, overloaded
 from engage.upkeep.time_limit import within
 
@@ -285,4 +286,4 @@ def _secret_of(workspace: Workspace, user_id: str, body: Mapping[str, Any]) -> s
     secrets = workspace.subscription_secrets
     right = zip(_hashes(user_id, body, secrets), secrets, strict=True)
     secret = next(one for known, one in right if known == body["hash"].encode())
-    return hashlib.sha256(secret.encode()).hexdigest()[:8]
+    return fingerprint(secret)

@@ -262,7 +262,7 @@ def _table(
             table[name] = Registered(
                 name=name,
                 factory=factory,
-                schema=schema,
+                schema=_with_secrets(schema, factory),
                 plugin=plugin.name,
                 distribution=plugin.distribution,
             )
@@ -273,6 +273,16 @@ def _table(
         plugin = plugins[implementation.plugin_name]
         _call(plugin, hook, implementation.function, register=registering(plugin))
     return dict(sorted(table.items()))
+
+
+def _with_secrets(schema: Mapping[str, Any], factory: Any) -> Mapping[str, Any]:
+    """Mark the options that a provider reads as secrets, which its schema may not do."""
+    names = {getattr(factory, "secret_option", ""), *getattr(factory, "secret_options", ())}
+    options = {
+        name: {**rule, "writeOnly": True} if name in names and isinstance(rule, Mapping) else rule
+        for name, rule in schema.get("properties", {}).items()
+    }
+    return {**schema, "properties": options} if options else schema
 
 
 def _check(plugin: Plugin, kind: str, name: Any, factory: Any, schema: Any) -> None:

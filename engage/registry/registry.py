@@ -35,7 +35,15 @@ from engage.api import (
     TransformFactory,
 )
 from engage.config.removed import without_removed
-from engage.config.schema_check import Path, SettingsError, dotted, nearest, problems, secret_values
+from engage.config.schema_check import (
+    Path,
+    SettingsError,
+    dotted,
+    doubts,
+    nearest,
+    problems,
+    secret_values,
+)
 from engage.registry.discovery import Discovered, Plugin, PluginError, Registered, discover
 
 if TYPE_CHECKING:
@@ -117,12 +125,14 @@ class Registry:
             raise SettingsError([f"{config.path}: {problem}" for problem in found])
 
     def warnings(self, config: Config) -> list[str]:
-        """Return a line for each key of a config that has no effect, or less than it says."""
+        """Return a line for each key of a config that has no effect, or less than it says, and for
+        each secret that is probably not the one that was meant."""
         found = list(config.warnings)
         for use in _uses(config):
             if use.name in self.tables[use.kind]:
                 schema = self.tables[use.kind][use.name].schema
                 found += without_removed(schema, use.options, use.at)[1]
+                found += doubts(schema, use.options, at=use.at)
         for index, workspace in enumerate(config.workspaces):
             groups = {group.channel for group in workspace.subscription_groups}
             for name, rule in workspace.unsubscribes.items():

@@ -9,7 +9,6 @@ the backups. It also notes which write keys were disabled, archived and enabled.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import hmac
 import os
 from collections.abc import Iterable, Mapping
@@ -21,13 +20,17 @@ import orjson
 
 from engage.api import EngageError
 from engage.config import Config
+from engage.config.config import ERASURES_SUFFIX
+from engage.config.secrets import fingerprint
 
 __all__ = [
     "Erasure",
     "ErasuresFileError",
     "KeyNote",
     "append",
+    "check_writable",
     "erasures_path",
+    "fingerprint",
     "hash_of",
     "key_of",
     "newest",
@@ -68,7 +71,7 @@ class KeyNote:
 
 def erasures_path(config: Config) -> Path:
     """Return the file of erasures of a config: its path with ``.erasures`` appended."""
-    return config.path.with_name(config.path.name + ".erasures")
+    return config.path.with_name(config.path.name + ERASURES_SUFFIX)
 
 
 def key_of(config: Config) -> str:
@@ -99,11 +102,6 @@ def hash_of(key: str, workspace_id: str, name: str) -> str:
     return hmac.digest(key.encode(), message, "sha256").hex()
 
 
-def fingerprint(key: str) -> str:
-    """Return :attr:`Erasure.key` of the hashes that a key makes."""
-    return hashlib.sha256(key.encode()).hexdigest()[:8]
-
-
 def append(path: Path, lines: Iterable[Erasure | KeyNote]) -> None:
     """Append lines, and return when they are durable: the file is created with mode 0600.
 
@@ -130,6 +128,17 @@ def append(path: Path, lines: Iterable[Erasure | KeyNote]) -> None:
     except OSError as error:
         reason = error.strerror or error
         raise ErasuresFileError(f"{path} cannot be written: {reason}") from error
+
+
+def check_writable(path: Path) -> None:
+    """Check that lines can be appended, without changing anything.
+
+    :raises ErasuresFileError: if they cannot.
+    """
+    place = path if path.exists() else path.parent
+    if not os.access(place, os.W_OK):
+        reason = "this user may not write to it" if place.exists() else "there is no such folder"
+        raise ErasuresFileError(f"{path} cannot be written: {place}: {reason}")
 
 
 def read(path: Path, key: str | None) -> tuple[list[Erasure], list[KeyNote]]:

@@ -55,6 +55,9 @@ class StaticCredentialProvider(Provider):
     ``basic_password`` may be lists during a rotation.
     """
 
+    #: The names of the options that hold a secret.
+    secret_options: ClassVar[Sequence[str]] = ("value", "basic_password")
+
     def __init__(self, options: Mapping[str, Any], context: ProviderContext) -> None:
         """:raises ConfigError: if a secret is missing or empty."""
         self._header = "authorization"
