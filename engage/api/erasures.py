@@ -54,9 +54,10 @@ class ErasureStore(abc.ABC):
     @abc.abstractmethod
     async def erase_choices(self, workspace_id: str, name: str, pseudonym: str) -> tuple[int, int]:
         """Erase the subscription choices that are kept for an id, and give its audit records to a
-        pseudonym, without the client's address, its ``User-Agent`` and the secret.
+        pseudonym, without the client's address, its ``User-Agent`` and the secret. Each change gets
+        a random id there, because the old one can be computed from the id of the person.
 
-        The ids of the changes are not forgotten.
+        The old ids of the changes are not forgotten: a change that is repeated has no effect.
 
         :return: how many choices and how many audit records there were.
         """

@@ -39,6 +39,7 @@ from engage.cli.common import (
     safe,
 )
 from engage.config import Config, load
+from engage.erasure.erase import obstacle
 from engage.keys.effective import EffectiveKeys, list_keys
 from engage.monitoring.history import EVENTS, HOUR
 from engage.pipeline.items import NOTICES
@@ -96,6 +97,8 @@ def check(ctx: click.Context, config_path: Path) -> None:
     registry.make_webhooks(config)
     registry.make_transforms(config)
     registry.make_observers(config)
+    if problem := obstacle(registry.make_storage(config), config):
+        _print("erasures", problem)
     files = [plugin.name for plugin in registry.plugins if plugin.project is None]
     installed = plural(len(registry.plugins) - len(files), "plugin")
     _print("plugins", ", ".join([f"{installed} installed", *files]))

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 import orjson
 
-from engage.api import EventStore
+from engage.api import EngageError, EventStore
 from engage.cli.common import (
+    address_option,
     config_option,
     load_chosen,
     opened,
@@ -28,13 +29,18 @@ from engage.cli.common import (
 )
 from engage.cli.progress import Progress
 from engage.config import load
-from engage.erasure.erase import Receipt, erase_user, repeat
+from engage.erasure.addresses import named_addresses
+from engage.erasure.erase import Receipt, erase_user, in_words, repeat
+from engage.erasure.person import erasable, other_addresses, person_of
 from engage.erasure.requests import Request, erasure_requests
 from engage.upkeep.erasures import Erasure, key_of, read
 
 __all__ = ["erase", "repeated"]
 
 Result = TypeVar("Result")
+
+#: The exit status if nothing was known of the user id.
+UNKNOWN: Final = 4
 
 _workspace_option = workspace_option("The workspace of the user, if there are several.")
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -81,42 +87,95 @@ def erase(ctx: click.Context, config_path: Path, file: Path | None) -> None:
 @config_option
 @_workspace_option
 @click.option("--user", required=True, metavar="ID", help="The id of the user.")
+@address_option
 @_json_option
-@click.option("--yes", is_flag=True, help="Do not ask; without a terminal, it never asks.")
+@click.option("--dry-run", is_flag=True, help="Only print which ids and addresses it would take.")
+@click.option("--yes", is_flag=True, help="Do not ask; needed without a terminal.")
 @click.pass_context
 def user_(
     ctx: click.Context,
     config_path: Path,
     workspace_id: str | None,
     user: str,
+    addresses: Sequence[str],
     *,
     as_json: bool,
+    dry_run: bool,
     yes: bool,
 ) -> None:
     """Erase all that was received of a user until now, and print a receipt.
 
     These are its events, its profile, the visitors that belong to it, its choices and its dead
-    letters. What the person does later makes a new user. The receipt has a hash of the id, and is
-    in the audit; it says so if nothing was known of the id. It cannot be undone.
+    letters. With --address, also what is known under that address: make sure that it is the
+    person's, because anyone can claim an address. The receipt names the addresses of the user that
+    are left.
+
+    What the person does later makes a new user. The receipt has a hash of the id, and is in the
+    audit. The exit status is 4 if nothing was known of the id. It cannot be undone.
     """
+    if not yes and not dry_run and not sys.stdin.isatty():
+        raise click.UsageError("it needs --yes when there is no terminal")
     config, workspace = load_chosen(config_path, workspace_id)
-    if not yes and sys.stdin.isatty():
+    named = named_addresses(addresses)
+    if not yes or dry_run:
+        preview = with_store(ctx, config, lambda store: _preview(store, workspace, user, named))
+        for line in preview:
+            click.echo(safe(line), err=not dry_run)
+        if dry_run:
+            return
         click.confirm(f"Erase {safe(user)} in {workspace} for ever?", abort=True, err=True)
 
     async def run(report: Callable[[str, int], None]) -> Receipt:
+        options: Any = {"actor": operator(), "addresses": named, "report": report}
         async with opened(registry_of(ctx, config), config) as store:
-            return await erase_user(store, config, workspace, user, actor=operator(), report=report)
+            try:
+                return await erase_user(store, config, workspace, user, **options)
+            except EngageError as error:
+                raise EngageError(in_words(error)) from error
 
     receipt = _with_progress(run)
     if as_json:
         click.echo(orjson.dumps(receipt.document()).decode())
-        return
+    else:
+        _print(receipt)
+    if not receipt.known:
+        ctx.exit(UNKNOWN)
+
+
+async def _preview(
+    store: EventStore, workspace_id: str, user_id: str, addresses: Collection[str]
+) -> list[str]:
+    """Return in words which ids and addresses an erasure would take."""
+    person = await person_of(store, workspace_id, user_id, addresses)
+    others = await other_addresses(erasable(store), person)
+    ids = sorted(person.visitors.keys() - {user_id} - set(addresses))
+    return [
+        f"user: {user_id}",
+        f"anonymous ids: {', '.join(ids) or '-'}",
+        *_addresses([name.partition(":")[2] for name in sorted(addresses)], others),
+    ]
+
+
+def _addresses(named: Sequence[str], others: Mapping[str, bool]) -> Iterator[str]:
+    """Yield in words which addresses are taken, and which are left.
+
+    :param others: see :func:`~engage.erasure.person.other_addresses`.
+    """
+    yield f"addresses: {', '.join(named) or '-'}"
+    shared = " (other users have it too)"
+    if left := [one + shared * many for one, many in others.items()]:
+        yield f"addresses of this user that are left: {', '.join(left)}; see --address"
+
+
+def _print(receipt: Receipt) -> None:
     if not receipt.known:
         click.echo("nothing was known of this user id")
     click.echo(f"{_erased(receipt.counts)}, in {receipt.seconds:.1f} s")
     click.echo(f"workspace: {receipt.workspace}")
     click.echo(f"hash of the id: {receipt.user}")
     click.echo(f"received before: {shown_time(receipt.at)}")
+    for line in _addresses(receipt.addresses, dict.fromkeys(receipt.other_addresses, False)):
+        click.echo(safe(line))
     if not receipt.overwritten:
         click.echo("what was erased may still be in the files of the store: see docs/erasure.md")
 
@@ -131,7 +190,7 @@ def requests(ctx: click.Context, config_path: Path, workspace_id: str | None) ->
     Such as Shopify's `customers/redact` and Segment's `delete`. None of them proves who asks: look
     at it, and use `engage erase user`, which also removes the request.
     """
-    config, workspace = load_chosen(config_path, workspace_id)
+    config, workspace = load_chosen(config_path, workspace_id, reads_with=())
     names = registry_of(ctx, config).erasure_requests(config, workspace)
 
     async def look(store: EventStore) -> Sequence[Request]:

@@ -9,6 +9,7 @@ import csv
 import datetime
 import functools
 import io
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ import orjson
 
 from engage.api import EVENT_TYPES, EngageError, EventStore
 from engage.cli.common import (
+    address_option,
     config_option,
     load_chosen,
     opened,
@@ -30,11 +32,17 @@ from engage.cli.common import (
 )
 from engage.cli.progress import Progress
 from engage.config import Config, load
-from engage.erasure.person import export_person
+from engage.erasure.addresses import named_addresses
+from engage.erasure.person import erasable, export_person, other_addresses, person_of
 from engage.registry import Registry
 from engage.upkeep.export import KINDS, PAGE, Kind, Selection
 from engage.upkeep.export import export as records
 
+#: What a spreadsheet would run, or an apostrophe: an import takes off one in front of it. A number
+#: and a phone number are neither.
+_FORMULA: Final = re.compile(
+    r"[=@\t\r']|[+-](?![0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?\Z)(?!(?<=\+)[0-9 ().-]+\Z)"
+)
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
@@ -71,6 +79,7 @@ class Time(click.ParamType[int]):
 )
 @click.option("--type", "type_", type=click.Choice(EVENT_TYPES), help="Only events of this type.")
 @click.option("--user", metavar="ID", help="Only this user's records.")
+@address_option
 @click.option("--limit", type=click.IntRange(min=1), help="Maximum number of records.")
 @click.option(
     "--format",
@@ -90,6 +99,7 @@ def export(
     since: int | None,
     type_: str | None,
     user: str | None,
+    addresses: tuple[str, ...],
     limit: int | None,
     format_: str,
     after: str | None,
@@ -101,18 +111,22 @@ def export(
     exit status is 1 then.
 
     `user` is everything about the user --user, also its events without a user id and what is known
-    of its visitors: each line has its kind in `record`.
+    of its visitors: each line has its kind in `record`. With --address, it has what is known under
+    that address too. The addresses of the user that are left out are named on standard error.
     """
     if kind == "user":
-        _export_person(ctx, config_path, workspace, user, (since, type_, limit, after))
+        others = (since, type_, limit, after)
+        _export_person(ctx, config_path, workspace, user, addresses, others)
         return
+    if addresses:
+        raise click.UsageError(f"--address does not apply to {kind}.", ctx)
     given = {"workspace": workspace, "since": since, "type": type_, "user": user}
     for name, value in given.items():
         if value is not None and name not in KINDS[kind].filters.split():
             raise click.UsageError(f"--{name} does not apply to {kind}.", ctx)
     if format_ == "csv" and kind != "subscriptions":
         raise click.UsageError(f"--format csv does not apply to {kind}.", ctx)
-    config = load(config_path)
+    config = load(config_path, reads_with=())
     if workspace is not None and all(known.id != workspace for known in config.workspaces):
         # Not an error: the records of a workspace remain when it is removed from the config.
         click.echo(
@@ -147,16 +161,23 @@ def _export_person(
     config_path: Path,
     workspace_id: str | None,
     user: str | None,
+    addresses: Sequence[str],
     others: Sequence[object],
 ) -> None:
     if user is None or any(one is not None for one in others):
-        raise click.UsageError("user needs --user, and takes no other option than --workspace", ctx)
-    config, chosen = load_chosen(config_path, workspace_id)
+        options = "no other option than --workspace and --address"
+        raise click.UsageError(f"user needs --user, and takes {options}", ctx)
+    named = named_addresses(addresses)
+    config, chosen = load_chosen(config_path, workspace_id, reads_with=())
     workspace = next(one for one in config.workspaces if one.id == chosen)
 
     async def write(store: EventStore) -> bool:
         known = False
-        async for line in export_person(store, workspace, user):
+        person = await person_of(store, chosen, user, named)
+        if left := ", ".join(await other_addresses(erasable(store), person)):
+            text = f"addresses of this user that are left out: {left}; see --address"
+            click.echo(f"engage: {safe(text)}", err=True)
+        async for line in export_person(store, workspace, user, named):
             sys.stdout.buffer.write((safe(line.decode()).encode() if terminal else line) + b"\n")
             known = True
         return known
@@ -203,7 +224,7 @@ def _as_csv(names: Sequence[str], record: bytes) -> bytes:
     """Return a record of texts and booleans as a line of CSV."""
     values = map(orjson.loads(record).get, names)
     texts = [str(one).lower() if isinstance(one, bool) else one or "" for one in values]
-    return _csv_line(texts).encode()
+    return _csv_line([f"'{text}" if _FORMULA.match(text) else text for text in texts]).encode()
 
 
 def _csv_line(values: Sequence[str]) -> str:

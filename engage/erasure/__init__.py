@@ -2,6 +2,7 @@
 """A person: everything that a store has of one, and erasing it.
 
 =================  ================================================================
+``addresses.py``   the addresses that an operator names, and those in a delivery
 ``person.py``      finds what belongs to a person, and exports it
 ``erase.py``       erases a user, and carries out a file of erasures
 ``requests.py``    the requests to erase that providers reported

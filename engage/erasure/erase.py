@@ -19,6 +19,7 @@ from typing import Any, Final
 import orjson
 
 from engage.api import (
+    ADDRESS_TRAITS,
     DeadLetterStore,
     EngageError,
     Event,
@@ -34,12 +35,15 @@ from engage.config import Config
 from engage.erasure.person import (
     Erasable,
     Person,
+    addresses_in_letter,
     addresses_of,
     audit_of,
     erasable,
     events_of,
     letters_of,
+    other_addresses,
     own_ids,
+    person_of,
     visitors_of,
 )
 from engage.erasure.requests import noted_requests, request_notes
@@ -48,6 +52,7 @@ from engage.upkeep.audit import Actor, record_audit
 from engage.upkeep.erasures import (
     Erasure,
     append,
+    check_writable,
     erasures_path,
     fingerprint,
     hash_of,
@@ -58,7 +63,7 @@ from engage.upkeep.erasures import (
 from engage.upkeep.export import PAGE, all_pages
 from engage.upkeep.tombstones import HASHED, PSEUDONYM, Tombstones, is_done, put_tombstones
 
-__all__ = ["Receipt", "erase_user", "hashed_address", "repeat"]
+__all__ = ["Receipt", "erase_user", "hashed_address", "in_words", "obstacle", "repeat"]
 
 #: Told what is done at the moment, and how many things of it are done.
 Report = Callable[[str, int], None]
@@ -86,6 +91,9 @@ class Receipt:
     seconds: float
     #: Whether nothing can be left in the files of the store; see :meth:`ErasureStore.settle`.
     overwritten: bool
+    #: The addresses that the operator named, and those of the person that stay.
+    addresses: Sequence[str] = ()
+    other_addresses: Sequence[str] = ()
 
     def document(self) -> dict[str, Any]:
         """Return the receipt as a JSON object."""
@@ -97,7 +105,31 @@ class Receipt:
             "erased": dict(self.counts),
             "seconds": round(self.seconds, 1),
             "overwritten": self.overwritten,
+            "addresses": self.addresses,
+            "otherAddresses": self.other_addresses,
         }
+
+
+def in_words(error: EngageError) -> str:
+    """Return what was done if :func:`erase_user` raised an error, and why it did not go on."""
+    if isinstance(error, StorageError):
+        return f"the user may be erased in part: {error}; erase it again"
+    return f"nothing was erased: {error}"
+
+
+def obstacle(store: EventStore, config: Config) -> str | None:
+    """Return in one line why nobody can be erased; ``None``: nothing prevents it.
+
+    :param store: it need not be open.
+    """
+    path = erasures_path(config)
+    try:
+        erasable(store)
+        read(path, key_of(config))
+        check_writable(path)
+    except EngageError as error:
+        return f"people cannot be erased: {' '.join(str(error).split())}"
+    return None
 
 
 def hashed_address(key: str, workspace_id: str, channel: str, address: str) -> str:
@@ -112,6 +144,7 @@ async def erase_user(
     user_id: str,
     *,
     actor: Actor,
+    addresses: Collection[str] = (),
     report: Report = lambda _step, _count: None,
 ) -> Receipt:
     """Erase what the server received of a user until now, and return the receipt.
@@ -119,6 +152,7 @@ async def erase_user(
     It takes at least twice ``storage.write_timeout``, because a request that was received before
     may still be written.
 
+    :param addresses: as :func:`~engage.erasure.person.person_of`.
     :raises EngageError: if the storage cannot erase, if the config has no key, or if the file of
         erasures cannot be written, or has hashes of another key: nothing is erased then.
     :raises StorageUnavailable: if the store failed; calling it again goes on.
@@ -138,7 +172,8 @@ async def erase_user(
         await put_tombstones(known, lines)
 
     exists = await known.profile(workspace_id, user_id) is not None
-    visitors = await visitors_of(known, workspace_id, user_id)
+    found = await person_of(known, workspace_id, user_id, addresses)
+    others, visitors = await other_addresses(known, found), set(found.visitors)
     await note(visitors)
     report("waiting for the requests of this moment", 0)
     await asyncio.sleep(2 * config.storage.write_timeout)
@@ -158,9 +193,13 @@ async def erase_user(
         counts=counts,
         seconds=time.monotonic() - began,
         overwritten=overwritten,
+        addresses=[name.partition(":")[2] for name in sorted(addresses)],
+        other_addresses=list(others),
     )
     details = receipt.document()
     details |= details.pop("erased")
+    details["addresses"] = [hash_of(key, workspace_id, name) for name in sorted(addresses)]
+    details["otherAddresses"] = len(others)
     await record_audit(known, actor, "user-erased", details, now=_now())
     return receipt
 
@@ -259,9 +298,15 @@ async def _ids(store: Erasable) -> AsyncIterator[tuple[str, str | None, str | No
             yield choice.workspace_id, choice.user_id, choice.user_id
         async for record in all_pages(functools.partial(store.history, None, None)):
             yield record.workspace_id, record.user_id, record.user_id
+    if isinstance(store, SuppressionStore):
+        async for one in all_pages(functools.partial(store.scan_suppressions, None)):
+            trait = ADDRESS_TRAITS.get(one.channel, "phone")
+            yield one.workspace_id, None, f"{trait}:{one.address}"
     if isinstance(store, DeadLetterStore):
         async for letter in all_pages(functools.partial(store.scan_dead_letters, None)):
             yield letter.workspace_id, letter.user_id, letter.anonymous_id
+            for address in addresses_in_letter(letter):
+                yield letter.workspace_id, None, address
     async for event in all_pages(functools.partial(store.scan, EventFilter())):
         yield event.workspace_id, event.user_id, event.anonymous_id
 
@@ -277,14 +322,14 @@ async def _carry_out(
     counts, workspace_id = Counter(dict.fromkeys(_COUNTED, 0)), person.workspace_id
     workspace = next((one for one in config.workspaces if one.id == workspace_id), None)
     own = await own_ids(store, person)
-    addresses = await addresses_of(store, workspace, person)
+    addresses = addresses_of(workspace, person)
     report("searching events", 0)
     async for some in _parts(events_of(store, person)):
         gone = [one for one in some if person.owns(one.user_id, one.anonymous_id, one.received_at)]
         counts["events"] += await store.erase_events(gone)
         report("events", counts["events"])
     if isinstance(store, DeadLetterStore):
-        letters = [one.id async for one in letters_of(store, person, addresses)]
+        letters = [one.id async for one in letters_of(store, person)]
         for start in range(0, len(letters), PAGE):
             counts["deadLetters"] += await store.remove(workspace_id, letters[start : start + PAGE])
     counts["auditEntries"] = await _hide_in_audit(store, key_of(config), person, addresses)

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Mapping
 from typing import Literal
 
 import orjson
 
 from engage.api import (
     ADDRESS_TRAITS,
+    API_ORIGIN,
     MAX_TIME,
     RECIPIENT_PREFIXES,
     DeadLetter,
@@ -26,12 +27,10 @@ from engage.api import (
     RecordStore,
     SubscriptionStore,
     SuppressionStore,
-    UserProfile,
-    VisitorProfile,
     identifier_value,
-    suppressed_address,
 )
 from engage.config import Workspace
+from engage.erasure.addresses import addresses_in
 from engage.erasure.requests import noted_requests
 from engage.upkeep.audit import AUDIT, read_entry
 from engage.upkeep.export import MAX_PAGE, Kind, all_pages, as_line, render
@@ -39,13 +38,16 @@ from engage.upkeep.export import MAX_PAGE, Kind, all_pages, as_line, render
 __all__ = [
     "Erasable",
     "Person",
+    "addresses_in_letter",
     "addresses_of",
     "audit_of",
     "erasable",
     "events_of",
     "export_person",
     "letters_of",
+    "other_addresses",
     "own_ids",
+    "person_of",
     "visitors_of",
 ]
 
@@ -74,7 +76,8 @@ class Person:
 
     workspace_id: str
     users: Mapping[str, int]
-    #: Anonymous ids, and the ids of the users: some clients send these as anonymous ids.
+    #: Anonymous ids, and the ids of the users: some clients send these as anonymous ids. Those that
+    #: begin with :data:`RECIPIENT_PREFIXES` are addresses that an operator named.
     visitors: Mapping[str, int]
 
     def owns(self, user_id: str | None, anonymous_id: str | None, received_at: int) -> bool:
@@ -85,24 +88,14 @@ class Person:
 
 
 async def visitors_of(store: Erasable, workspace_id: str, user_id: str) -> set[str]:
-    """Return the anonymous ids that are a user's alone: its own id, those that were linked to it
-    first, and the addresses under which webhooks wrote when no user had them."""
+    """Return the anonymous ids that are a user's alone: its own id, and those that were linked to
+    it first. Addresses are not among them: anyone can claim one."""
     found = {user_id}
     for name in await store.linked_to(workspace_id, user_id):
         links = await store.links_to(workspace_id, name)
         if links and links[0][0] == user_id and await store.profile(workspace_id, name) is None:
             found.add(name)
-    profile = await store.profile(workspace_id, user_id)
-    if profile is None:
-        return found
-    for prefix in RECIPIENT_PREFIXES:
-        trait = prefix.removesuffix(":")
-        value = identifier_value(trait, profile.traits.get(trait))
-        if value is not None:
-            others = (await store.find_users(workspace_id, trait, [value])).get(value, ())
-            if set(others) <= {user_id}:
-                found.add(prefix + value)
-    return found
+    return {name for name in found if not name.startswith(RECIPIENT_PREFIXES)}
 
 
 async def own_ids(store: Erasable, person: Person) -> list[str]:
@@ -116,23 +109,35 @@ async def own_ids(store: Erasable, person: Person) -> list[str]:
     return [*dict.fromkeys((*person.users, *visitors))]
 
 
-async def addresses_of(
-    store: Erasable, workspace: Workspace | None, person: Person
-) -> set[tuple[str, str]]:
-    """Return what the profiles have as addresses: pairs of channel and address, in the form in
-    which they are suppressed."""
+def addresses_of(workspace: Workspace | None, person: Person) -> set[tuple[str, str]]:
+    """Return the addresses of a person: pairs of channel and address, in the form in which they are
+    suppressed. Channels that only the workspace has are those of phone numbers."""
     groups = () if workspace is None else workspace.subscription_groups
-    channels = {**{one.channel: one.channel for one in groups}, **ADDRESS_TRAITS}
-    found: set[tuple[str, str]] = set()
-    profiles: list[UserProfile | VisitorProfile | None] = [
-        await store.profile(person.workspace_id, name) for name in person.users
+    channels = {**{one.channel: "phone" for one in groups}, **ADDRESS_TRAITS}
+    named = [name.partition(":") for name in person.visitors if name.startswith(RECIPIENT_PREFIXES)]
+    return {
+        (channel, address)
+        for trait, _, address in named
+        for channel, its_trait in channels.items()
+        if trait == its_trait
+    }
+
+
+async def other_addresses(store: Erasable, person: Person) -> dict[str, bool]:
+    """Return the addresses that the profiles of a person have and an operator did not name, with
+    whether other users have each."""
+    found: dict[str, bool] = {}
+    profiles = [
+        *[await store.profile(person.workspace_id, name) for name in person.users],
+        *[await store.visitor(person.workspace_id, name) for name in person.visitors],
     ]
-    profiles += [await store.visitor(person.workspace_id, name) for name in person.visitors]
-    for profile in profiles:
-        for channel, trait in channels.items():
-            value = None if profile is None else profile.traits.get(trait)
-            if isinstance(value, str) and (address := suppressed_address(channel, value)):
-                found.add((channel, address))
+    for prefix in RECIPIENT_PREFIXES:
+        trait = prefix.removesuffix(":")
+        for profile in profiles:
+            value = None if profile is None else identifier_value(trait, profile.traits.get(trait))
+            if value is not None and prefix + value not in person.visitors:
+                users = await store.find_users(person.workspace_id, trait, [value])
+                found[value] = not person.users.keys() >= set(users.get(value, ()))
     return found
 
 
@@ -152,23 +157,27 @@ async def events_of(
             yield event
 
 
-async def letters_of(
-    store: EventStore, person: Person, addresses: set[tuple[str, str]]
-) -> AsyncIterator[DeadLetter]:
+async def letters_of(store: EventStore, person: Person) -> AsyncIterator[DeadLetter]:
     """Yield the dead letters of the person: those with an id, and the deliveries that name no user
-    and contain an e-mail address."""
+    and have an address of the person."""
     if not isinstance(store, DeadLetterStore):
         return
-    needles = [address.encode() for _, address in addresses if "@" in address]
-    received = max((*person.users.values(), *person.visitors.values()), default=0)
+    named = {
+        name: at for name, at in person.visitors.items() if name.startswith(RECIPIENT_PREFIXES)
+    }
     read = functools.partial(store.scan_dead_letters, person.workspace_id)
     async for letter in all_pages(read):
         if person.owns(letter.user_id, letter.anonymous_id, letter.received_at) or (
-            letter.user_id is None
-            and letter.received_at < received
-            and any(needle in letter.item.lower() for needle in needles)
+            named
+            and any(letter.received_at < named.get(one, 0) for one in addresses_in_letter(letter))
         ):
             yield letter
+
+
+def addresses_in_letter(letter: DeadLetter) -> Iterator[str]:
+    """Yield the addresses in a dead letter, if it is a delivery that names no user."""
+    if letter.origin != API_ORIGIN and letter.user_id is None:
+        yield from addresses_in(letter.item)
 
 
 async def audit_of(
@@ -188,23 +197,35 @@ async def audit_of(
             yield record, named
 
 
+async def person_of(
+    store: EventStore, workspace_id: str, user_id: str, addresses: Collection[str] = ()
+) -> Person:
+    """Return a user with its visitors.
+
+    :param addresses: those of the person: see :func:`~engage.erasure.addresses.named_addresses`.
+    :raises EngageError: if the storage cannot tell what belongs to a person.
+    """
+    visitors = await visitors_of(erasable(store), workspace_id, user_id)
+    return Person(
+        workspace_id=workspace_id,
+        users={user_id: MAX_TIME},
+        visitors=dict.fromkeys(sorted(visitors.union(addresses)), MAX_TIME),
+    )
+
+
 async def export_person(
-    store: EventStore, workspace: Workspace, user_id: str
+    store: EventStore, workspace: Workspace, user_id: str, addresses: Collection[str] = ()
 ) -> AsyncGenerator[bytes, None]:
     """Yield everything that a store has about a user as JSON, with its kind in ``record``: the
     profile, the visitors, choices with their history, suppressions, dead letters, entries of the
     audit and events.
 
+    :param addresses: as :func:`person_of`.
     :raises EngageError: if the storage cannot tell what belongs to a person.
     :raises StorageUnavailable: if the store cannot be read.
     """
     known = erasable(store)
-    visitors = await visitors_of(known, workspace.id, user_id)
-    person = Person(
-        workspace_id=workspace.id,
-        users={user_id: MAX_TIME},
-        visitors=dict.fromkeys(sorted(visitors), MAX_TIME),
-    )
+    person = await person_of(known, workspace.id, user_id, addresses)
     user = await known.profile(workspace.id, user_id)
     if user is not None:
         yield _line("users", user)
@@ -221,19 +242,20 @@ async def export_person(
             read = functools.partial(store.history, workspace.id, name)
             async for change in all_pages(read):
                 yield _line("subscription-history", change)
-    addresses = await addresses_of(known, workspace, person)
+    suppressed = addresses_of(workspace, person)
     if isinstance(store, SuppressionStore):
         async for one in all_pages(functools.partial(store.scan_suppressions, workspace.id)):
-            if (one.channel, one.address) in addresses:  # Also one that was lifted.
+            if (one.channel, one.address) in suppressed:  # Also one that was lifted.
                 yield _line("suppressions", one)
-    async for letter in letters_of(store, person, addresses):
+    async for letter in letters_of(store, person):
         yield _line("dead-letters", letter)
-    async for record, _ in audit_of(known, person, addresses):
+    async for record, _ in audit_of(known, person, suppressed):
         yield _with("audit", record.body)
     for record in await noted_requests(known, workspace.id, person.users):
         yield _with("erasure-requests", record.body)
     async for event in events_of(store, person):
-        yield _line("events", event)
+        if person.owns(event.user_id, event.anonymous_id, event.received_at):
+            yield _line("events", event)
 
 
 def _line(kind: Kind, item: object) -> bytes:

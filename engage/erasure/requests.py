@@ -15,15 +15,13 @@ from typing import Final
 
 import orjson
 
-from engage.api import EventFilter, EventStore, Record, RecordStore
+from engage.api import EventFilter, EventStore, Record, RecordStore, identifier_value
 from engage.upkeep.export import all_pages
 
 __all__ = ["Request", "erasure_requests", "note_requests", "noted_requests", "request_notes"]
 
 #: The kind of the records.
 REQUEST: Final = "erasure-request"
-#: Characters of a user id at most.
-MAX_ID: Final = 512
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +47,7 @@ async def note_requests(
     if not isinstance(store, RecordStore):
         return
     for user_id in user_ids:
-        if not 0 < len(user_id) <= MAX_ID:
+        if identifier_value("id", user_id) is None:
             continue  # No user has it.
         body = orjson.dumps({"provider": provider, "userId": user_id})
         name = hashlib.sha256(body).hexdigest()

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from engage.api import ConfigError, EngageError
 from engage.config.schema_check import strings
+from engage.erasure.erase import obstacle
 from engage.http1.sockets import listen, own_address
 from engage.monitoring import logs
 from engage.server.metrics_endpoint import SHARED_FOLDER_VARIABLE
@@ -64,9 +65,13 @@ def serve(config: Config, registry: Registry) -> int:
         server = dataclasses.replace(config.server, port=sock.getsockname()[1])
         config = dataclasses.replace(config, server=server)
         try:
+            storage = registry.make_storage(config)
+            if problem := obstacle(storage, config):
+                chosen = config.erasures.key is None
+                _log.log(logging.INFO if chosen else logging.WARNING, "%s", problem)
             if sys.platform == "win32":
                 return _run_here(config, registry, sock)
-            helper = registry.make_storage(config).helper()
+            helper = storage.helper()
             return _supervise(config, sock, secrets, helper)
         finally:
             sock.close()

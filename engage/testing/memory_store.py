@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import uuid
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any
 
@@ -182,10 +183,12 @@ class MemorySubscriptions(Memory, api.SubscriptionStore):
             for key, one in data.history.items()
             if (one.workspace_id, one.user_id) == (workspace_id, name)
         ]
+        gone: Any = {"user_id": pseudonym, "secret": "", "user_agent": "", "address": ""}
+        new = {data.history[key].change_id: str(uuid.uuid4()) for key in records}
+        data.applied |= {(workspace_id, one) for one in new.values()}
         for key in records:
-            data.history[key] = dataclasses.replace(
-                data.history[key], user_id=pseudonym, secret="", user_agent="", address=""
-            )
+            known = data.history[key]
+            data.history[key] = dataclasses.replace(known, change_id=new[known.change_id], **gone)
         return delete(data.choices, choices), len(records)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -196,14 +197,25 @@ class Subscriptions:
             document = await self._document(scoped_id(workspace_id, name))
             if document is not None and "pending" in document:
                 await self._copy(document, document["pending"])
-            query = {**whose, "records": {"$ne": []}}
-            records = [len(one["records"]) async for one in db[HISTORY].find(query, {"records": 1})]
-            update = {"$set": {"userId": pseudonym}, "$unset": gone}
+            found = [one async for one in db[HISTORY].find(whose, {"records": 1})]
+            # The ``_id`` stays, so that the change is known if it is repeated.
+            new = {"userId": pseudonym, "erased": True}
+            await self._connection.update(
+                HISTORY,
+                [
+                    {
+                        "q": {"_id": one["_id"]},
+                        "u": {"$set": {**new, "changeId": str(uuid.uuid4())}, "$unset": gone},
+                    }
+                    for one in found
+                ],
+            )
             async with self._connection.updating:
-                await db[HISTORY].update_many(whose, update)
                 if document is not None:
                     await db[SUBSCRIPTIONS].delete_many({"_id": document["_id"]})
-        return len((document or {"choices": ()})["choices"]), sum(records)
+        return len((document or {"choices": ()})["choices"]), sum(
+            len(one["records"]) for one in found
+        )
 
     # ----------------------------------------------------------------------------- later
     @property

@@ -174,6 +174,8 @@ def _pair(kind: Kind, name: str) -> _Check:
 
 
 def _change(document: _Document) -> Iterator[str]:
+    if document.get("erased"):
+        return  # Only the ``_id`` has the id of the change.
     key = scoped_id(document["workspaceId"], document["changeId"])
     # Two users can have changed with one id at the same moment.
     if document["_id"] not in (key, f"{key}\0{document['userId']}"):

@@ -198,7 +198,8 @@ def test_a_person_who_was_erased_since_stays_erased(config: Path, tmp_path: Path
     asyncio.run(write(config))
     backup = tmp_path / "backup.db"
     assert run("backup", "--config", config, backup).exit_code == 0
-    erased = run("erase", "user", "--config", config, "--workspace", "acme", "--user", "ann")
+    options = ("--config", config, "--workspace", "acme", "--user", "ann", "--yes")
+    erased = run("erase", "user", *options)
     assert erased.exit_code == 0, erased.stderr
     beside = config.with_name(config.name + ".erasures")
     (tmp_path / "gone").mkdir()

@@ -333,9 +333,11 @@ def test_check_reports_a_config_that_works(stored: Path) -> None:
     result = run("check", "--config", stored)
     assert (result.exit_code, result.stderr) == (0, "")
     lines = [line.split("\t") for line in result.stdout.splitlines()]
-    assert [line[0] for line in lines] == ["config", "workspace", "workspace", "plugins", "storage"]
+    names = ["config", "workspace", "workspace", "erasures", "plugins", "storage"]
+    assert [line[0] for line in lines] == names
     assert lines[1][1] == "acme: 1 write key, 1 subscription group"
-    assert lines[4][1].startswith("sqlite: open, accepts events; SQLite 3.")
+    assert lines[3][1].startswith("people cannot be erased: the config has no key for erasures")
+    assert lines[5][1].startswith("sqlite: open, accepts events; SQLite 3.")
 
 
 def test_check_shows_a_budget_of_dead_letters_that_is_nearly_full(stored: Path) -> None:

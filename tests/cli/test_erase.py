@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import threading
 import time
 from pathlib import Path
@@ -47,8 +48,19 @@ def look(config: Path, what: Any) -> Any:
 
 
 def erase(config: Path, *arguments: str, user: str = "ann") -> Result:
-    options = ("--config", config, "--workspace", "acme", "--user", user)
-    return run("erase", "user", *options, *arguments)
+    options = ("--config", config, "--workspace", "acme", "--user", user, "--yes")
+    named = ("--address", "ANN@x.org", "--address", "+49 (123)") if user == "ann" else ()
+    return run("erase", "user", *options, *named, *arguments)
+
+
+def test_without_a_terminal_it_needs_yes(config: Path) -> None:
+    before = look(config, lines)
+    options = ("--config", config, "--workspace", "acme", "--user", "ann")
+    result = run("erase", "user", *options)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "it needs --yes when there is no terminal" in result.stderr
+    assert look(config, lines) == before
+    assert not config.with_name("engage.toml.erasures").exists()
 
 
 def test_on_a_terminal_it_asks_first(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,8 +70,37 @@ def test_on_a_terminal_it_asks_first(config: Path, monkeypatch: pytest.MonkeyPat
     assert refused.exit_code == 1
     assert refused.stdout == ""
     assert "Erase nobody in acme for ever?" in refused.stderr
-    assert not json.loads(run(*command, "--json", text="y\n").stdout)["known"]
+    accepted = run(*command, "--json", text="y\n")
+    assert (accepted.exit_code, json.loads(accepted.stdout)["known"]) == (4, False)
     assert "for ever" not in run(*command, "--json", "--yes").stderr
+
+
+def test_the_addresses_of_the_user_are_named_before_and_after(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ("erase", "user", "--config", config, "--workspace", "acme", "--user", "ann")
+    preview = [
+        *("user: ann", "anonymous ids: a1", "addresses: ann@x.org"),
+        "addresses of this user that are left: +49123; see --address",
+    ]
+    before = look(config, lines)
+    result = run(*command, "--address", "ann@x.org", "--dry-run")
+    assert (result.exit_code, result.stdout.splitlines()) == (0, preview)
+    with monkeypatch.context() as patch:
+        patch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda _: True, raising=False)
+        result = run(*command, "--address", "ann@x.org", text="n\n")
+    assert result.stderr.splitlines()[:4] == preview
+    assert look(config, lines) == before
+    assert not config.with_name("engage.toml.erasures").exists()
+    wrong = run(*command, "--yes", "--address", "ann")
+    assert wrong.exit_code == 1
+    assert "'ann' is neither an e-mail address nor a phone number" in wrong.stderr
+    result = run(*command, "--yes", "--address", "ann@x.org")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[-2:] == preview[2:]
+    suppressed = run("suppressions", "list", "--config", config, "--workspace", "acme")
+    assert "+49123" in suppressed.stdout
+    assert "ann@x.org" not in suppressed.stdout
 
 
 def test_erase_prints_a_receipt_and_notes_the_erasure(config: Path) -> None:
@@ -75,10 +116,11 @@ def test_erase_prints_a_receipt_and_notes_the_erasure(config: Path) -> None:
         ("user", receipt["user"]),
         ("visitor", erasures.hash_of(KEY, "acme", "a1")),
     }
+    assert receipt["addresses"] == ["ann@x.org", "+49123"]
+    assert receipt["otherAddresses"] == []
     again = erase(config)
-    assert again.exit_code == 0
+    assert again.exit_code == 4
     assert again.stdout.startswith("nothing was known of this user id\nerased: nothing, in ")
-    assert "ann" not in again.stdout.replace("scanned", "")
 
 
 def test_nothing_is_erased_if_the_file_cannot_be_written(config: Path) -> None:
@@ -86,6 +128,7 @@ def test_nothing_is_erased_if_the_file_cannot_be_written(config: Path) -> None:
     (config.parent / "engage.toml.erasures").mkdir()
     result = erase(config)
     assert result.exit_code == 1
+    assert result.stderr.startswith("engage: nothing was erased: ")
     assert "engage.toml.erasures cannot be read: Is a directory" in result.stderr
     assert look(config, lines) == before
 
@@ -94,6 +137,7 @@ def test_a_config_without_a_key_says_what_to_add(config: Path) -> None:
     config.write_text(config.read_text().partition("\n")[2].partition("\n")[2])
     result = erase(config)
     assert result.exit_code == 1
+    assert "nothing was erased: the config has no key" in result.stderr
     assert "add this to" in result.stderr
     assert '[erasures] key = "…"' in result.stderr
 
@@ -168,15 +212,24 @@ def test_requests_of_providers_are_listed(config: Path) -> None:
 def test_everything_about_a_user_is_exported(config: Path) -> None:
     options = ("--config", config, "--workspace", "acme")
     result = run("export", "user", *options, "--user", "ann")
-    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.exit_code == 0
+    assert "left out: ann@x.org, +49123; see --address" in result.stderr
     kinds = [json.loads(line)["record"] for line in result.stdout.splitlines()]
     assert kinds[0] == "users"
-    assert kinds.count("events") == 8
+    assert kinds.count("events") == 7
+    assert "suppressions" not in kinds
+    named = run("export", "user", *options, "--user", "ann", "--address", "Ann <ANN@x.org>")
+    assert named.stderr == (
+        "engage: addresses of this user that are left out: +49123; see --address\n"
+    )
+    kinds = [json.loads(line)["record"] for line in named.stdout.splitlines()]
+    assert (kinds.count("events"), kinds.count("suppressions")) == (8, 1)
     unknown = run("export", "user", *options, "--user", "nobody")
     assert unknown.exit_code == 1
     assert "nothing is known of the user 'nobody'" in unknown.stderr
     assert run("export", "user", *options).exit_code == 2
     assert run("export", "user", *options, "--user", "ann", "--limit", "1").exit_code == 2
+    assert run("export", "events", *options, "--address", "ann@x.org").exit_code == 2
 
 
 def test_the_state_of_a_key_is_noted(config: Path) -> None:
@@ -185,6 +238,49 @@ def test_the_state_of_a_key_is_noted(config: Path) -> None:
     run("keys", "disable", "--config", config, "--workspace", "acme", "website")
     _, notes = erasures.read(config.with_name("engage.toml.erasures"), None)
     assert [one.state for one in notes] == ["disabled", "enabled", "disabled"]
+
+
+def test_check_says_why_nobody_can_be_erased(config: Path, tmp_path: Path) -> None:
+    """`engage erase` would say it only on the day when someone asks for it."""
+
+    def warning() -> str:
+        result = run("check", "--config", config)
+        assert result.exit_code == 0
+        found = [x for x in result.stdout.splitlines() if x.startswith("erasures\tpeople cannot")]
+        return "".join(found).removeprefix("erasures\tpeople cannot be erased: ")
+
+    file = config.with_name("engage.toml.erasures")
+    assert warning() == ""
+    erase(config, user="bob")
+    assert warning() == ""
+    text = config.read_text()
+    config.write_text(text.replace(KEY, KEY[::-1]))
+    assert warning().startswith(f"{file} has at line 1 a hash of another key")
+    config.write_text(text.partition("\n")[2].partition("\n")[2])
+    assert warning().startswith("the config has no key for erasures; add this to")
+    config.write_text(text)
+    with file.open("a") as damaged:
+        damaged.write("{}\n")
+    assert warning().startswith(f"{file} is damaged at line")
+    file.unlink()
+    file.mkdir()
+    assert warning() == f"{file} cannot be read: Is a directory"
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_check_says_that_the_file_cannot_be_written(
+    config: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """These tests may run as root, who can write everywhere; a mount may be read-only for all."""
+    file = config.with_name("engage.toml.erasures")
+    place = file if kind == "file" else file.parent
+    if kind == "file":
+        file.touch()
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: path != place and access(path, mode))
+    result = run("check", "--config", config)
+    text = f"{file} cannot be written: {place}: this user may not write to it"
+    assert f"erasures\tpeople cannot be erased: {text}\n" in result.stdout
 
 
 # ----------------------------------------------------------------------------------------- a server
@@ -228,7 +324,8 @@ def test_a_user_whose_events_arrive_is_erased_up_to_the_receipt(tmp_path: Path) 
         for thread in threads:
             thread.start()
         time.sleep(2)
-        result = run("erase", "user", "--config", server.config, "--user", "ann", "--json")
+        options = ("--config", server.config, "--json", "--yes")
+        result = run("erase", "user", "--user", "ann", *options)
         time.sleep(1)
         stop.set()
         for thread in threads:

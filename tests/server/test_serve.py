@@ -340,6 +340,19 @@ def test_a_system_that_allows_too_few_files_is_named(tmp_path: Path) -> None:
         assert "max_connections is 2048, but the system allows only 128" in warning["message"]
 
 
+@pytest.mark.parametrize("key", ["", "0123456789abcdef" * 2])
+def test_the_start_says_why_nobody_can_be_erased(tmp_path: Path, key: str) -> None:
+    (tmp_path / "engage.toml.erasures").mkdir()
+    extra = f'[erasures]\nkey = "{key}"\n' if key else ""
+    with start_server(tmp_path, config_extra=extra) as server:
+        said = [line for line in server.lines() if "people cannot be erased" in line["message"]]
+    assert len(said) == 1
+    # Without a key, it is a choice of the operator.
+    reason = "cannot be read: Is a directory" if key else "the config has no key for erasures"
+    assert reason in said[0]["message"]
+    assert said[0]["level"] == ("warning" if key else "info")
+
+
 # ----------------------------------------------------------------------------------------- workers
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_worker_that_dies_is_replaced(tmp_path: Path, workers: int) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from engage.api import EventFilter, Suppression
 from engage.config import Config, Erasures, StorageConfig, SubscriptionGroup, Workspace
+from engage.erasure.addresses import named_addresses
 from engage.testing import MemoryStore
 from engage.testing.factories import TIME, all_pages, event, identify, letter
 from engage.testing.storage.erasures import change
@@ -23,6 +24,8 @@ from support.sqlite import make
 
 ACTOR = Actor(who="root", origin="a test")
 KEY = "0123456789abcdef" * 2
+#: The addresses of the person, as an operator names them.
+ADDRESSES = frozenset(named_addresses(["Ann@x.org", "+49 (123)"]))
 #: All texts by which the person is known.
 TRACES = ("ann", "ANN@x.org", "ann@x.org", "+49123", "Ulm", "a1", "192.0.2.7")
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import math
 import time
 from collections.abc import Awaitable, Callable
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
-from engage.api import StorageUnavailable
+from engage.api import EventStore, StorageUnavailable
 from engage.upkeep.time_limit import within
 
-__all__ = ["AT_ONCE", "PATIENCE", "Outage", "Reader", "SharedRead"]
+__all__ = ["AT_ONCE", "PATIENCE", "InTurn", "Outage", "Reader", "SharedRead"]
 
 #: Calls of the store that run at the same time: a slow one does not stop the others.
 AT_ONCE: Final = 2
@@ -83,6 +84,29 @@ class Reader:
         self.error = None
         self.last_good = round(self._clock() * 1000)
         return result
+
+
+class InTurn:
+    """A store each of whose calls is one of :meth:`Reader.read`, for what makes many of them.
+
+    It passes for the store: an interface of it is one of this object.
+    """
+
+    def __init__(self, store: EventStore, reader: Reader) -> None:
+        self._store = store
+        self._reader = reader
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return type(self._store)
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._store, name)
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            return self._reader.read(attribute(*arguments, **named))
+
+        return call if inspect.iscoroutinefunction(attribute) else attribute
 
 
 class SharedRead:

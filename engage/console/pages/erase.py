@@ -4,13 +4,18 @@ a user as a file."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from typing import Any
 
-from engage.api import EngageError, StorageUnavailable
+from engage.api import EngageError, ErasureStore, StorageUnavailable
 from engage.console.base import ConsoleHandler
 from engage.console.data.erasing import Erasing
+from engage.console.data.reader import InTurn
 from engage.console.display.formats import ROWS
-from engage.erasure.person import erasable, export_person
+from engage.erasure.addresses import named_addresses
+from engage.erasure.erase import erase_user
+from engage.erasure.person import erasable, export_person, other_addresses, person_of
 from engage.erasure.requests import Request, erasure_requests
 from engage.upkeep.audit import Actor
 from engage.upkeep.erasures import key_of
@@ -18,7 +23,18 @@ from engage.upkeep.erasures import key_of
 __all__ = ["EraseHandler", "PersonHandler"]
 
 
-class EraseHandler(ConsoleHandler):
+class _PersonHandler(ConsoleHandler):
+    """A page with a field for the addresses of a person."""
+
+    def named_addresses(self) -> set[str]:
+        """Return the addresses that were typed, one on each line.
+
+        :raises EngageError: if one is not an address.
+        """
+        return named_addresses(filter(None, map(str.strip, self.exact("address").splitlines())))
+
+
+class EraseHandler(_PersonHandler):
     """The erasure that runs, or the last one of this process; or a form; or the requests."""
 
     async def get(self) -> None:
@@ -39,12 +55,15 @@ class EraseHandler(ConsoleHandler):
         try:
             key_of(console.config)
             erasable(console.store)
+            named = self.named_addresses()
         except EngageError as error:
             self.set_status(400)
             await self._show(str(error))
             return
         actor = Actor(who=self.person or "", origin=self.address)
-        console.erasing = Erasing(console.store, console.config, self.workspace.id, user_id, actor)
+        user = (self.workspace.id, user_id)
+        work = functools.partial(erase_user, console.store, console.config, *user, actor=actor)
+        console.erasing = Erasing(*user, functools.partial(work, addresses=named))
         self.go("erase", workspace=self.workspace.id, id=user_id)
 
     async def _show(self, error: str = "") -> None:
@@ -54,8 +73,11 @@ class EraseHandler(ConsoleHandler):
         if erasing is not None and not erasing.running and erasing.user_id != user_id:
             erasing = None
         requests: list[Request] = []
+        others: Mapping[str, bool] = {}
         if not user_id:
             requests = await self.read(self._requests()) or []
+        elif isinstance(self.console.store, ErasureStore):
+            others = await self.read(self._other_addresses(user_id)) or {}
         self.page(
             "erase.html",
             title="Erase",
@@ -64,8 +86,15 @@ class EraseHandler(ConsoleHandler):
             erasing=erasing,
             error=error,
             requests=requests,
+            others=others,
+            typed=self.exact("address"),
             user_page=self.link("user", workspace=self.workspace.id, id=user_id),
         )
+
+    async def _other_addresses(self, user_id: str) -> Mapping[str, bool]:
+        store = self.console.store
+        person = await person_of(store, self.workspace.id, user_id)
+        return await other_addresses(erasable(store), person)
 
     async def _requests(self) -> list[Request]:
         """Return the first requests that are left."""
@@ -78,16 +107,26 @@ class EraseHandler(ConsoleHandler):
         return found
 
 
-class PersonHandler(ConsoleHandler):
+class PersonHandler(_PersonHandler):
     """Everything about the user ``id`` as NDJSON."""
 
     async def get(self) -> None:
         """Send it line by line."""
-        self.set_header("Content-Type", "application/x-ndjson")
-        self.set_header("Content-Disposition", 'attachment; filename="user.ndjson"')
+        if self.unverified is not None:
+            raise StorageUnavailable(self.unverified)
+        store: Any = InTurn(self.console.store, self.console.reader)
+        # A form that is sent by GET replaces the query of its page.
+        workspace, user_id = self.workspace, self.exact("user") or self.exact("id")
         sent = 0
         try:
-            async for line in export_person(self.console.store, self.workspace, self.exact("id")):
+            named = self.named_addresses()
+            erasable(store)
+            self.set_header("Content-Type", "application/x-ndjson")
+            self.set_header("Content-Disposition", 'attachment; filename="user.ndjson"')
+            async for line in export_person(store, workspace, user_id, named):
+                if not sent:
+                    about = {"workspace": workspace.id, "user": user_id}
+                    await self.record_audit("user-downloaded", addresses=len(named), **about)
                 self.write(line + b"\n")
                 sent += 1
                 if sent % ROWS == 0:
@@ -95,7 +134,6 @@ class PersonHandler(ConsoleHandler):
         except StorageUnavailable:
             raise
         except EngageError as error:
-            self.clear_header("Content-Disposition")
             self.set_header("Content-Type", "text/plain; charset=utf-8")
             self.set_status(400)
             self.finish(f"{error}\n")

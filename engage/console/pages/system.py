@@ -10,6 +10,7 @@ from engage.api import DAY_MS, BackupStore, CountStore, DeadLetterStore, RecordS
 from engage.console.base import ConsoleHandler
 from engage.console.data.budgets import Budget, budgets_of
 from engage.console.display.formats import number, plural, size, span
+from engage.erasure.erase import obstacle
 from engage.monitoring.history import MINUTE, UP
 from engage.upkeep.backups import last_backup
 
@@ -67,7 +68,12 @@ class SystemHandler(ConsoleHandler):
             processes=await self._processes() if answers else None,
             budgets=budgets,
             budget_names=BUDGETS,
-            warnings=[*_warnings(console.config), *console.app.keys.problems, *warnings],
+            warnings=[
+                *_warnings(console.config),
+                *filter(None, [obstacle(store, console.config)]),
+                *console.app.keys.problems,
+                *warnings,
+            ],
             settings=_settings(console.config),
             log=await self._log_card(),
         )

@@ -215,9 +215,11 @@ class ErasureTests:
         assert await store.erase_choices(WORKSPACE, "ann", "x-1") == (0, 0)
         assert await store.state(WORKSPACE, "ann") == {}
         assert await store.state(WORKSPACE, "bob") == {"news": False}
-        none = {"user_id": "x-1", "secret": "", "user_agent": "", "address": ""}
         records = await all_pages(store.history, WORKSPACE, None)
+        none = {"user_id": "x-1", "secret": "", "user_agent": "", "address": ""}
+        none["change_id"] = records[0].change_id
         assert records == [dataclasses.replace(before[0], **none), before[1]]
+        assert none["change_id"] != "c1", "the id of a change can be computed from the person's"
         assert await all_pages(store.history, WORKSPACE, "ann") == []
         # The changes are known: a link that is opened again does nothing.
         await store.apply(change("c1", "ann"))

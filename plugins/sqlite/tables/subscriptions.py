@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import sqlite3
+import uuid
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -138,10 +139,16 @@ def erase(db: sqlite3.Connection, workspace_id: str, name: str, pseudonym: str) 
     db.executemany(query, [(row[-KEY_BYTES:],) for row in idle])
     db.executemany("DELETE FROM changes WHERE key = ?", [(row,) for row in idle])
     of_id = "WHERE workspace = ? AND user_id = ?"
-    records = db.execute(
-        "UPDATE history SET user_id = ?, secret = '', user_agent = '', address = '' " + of_id,
-        (pseudonym, workspace_id, name),
-    ).rowcount
+    records = 0
+    found = db.execute(f"SELECT DISTINCT change_id FROM history {of_id}", (workspace_id, name))
+    for (change,) in found.fetchall():
+        new = str(uuid.uuid4())
+        db.execute("INSERT INTO changes (key) VALUES (?)", (key_of(workspace_id, new),))
+        records += db.execute(
+            "UPDATE history SET user_id = ?, change_id = ?, secret = '', user_agent = '', "
+            f"address = '' {of_id} AND change_id = ?",
+            (pseudonym, new, workspace_id, name, change),
+        ).rowcount
     return db.execute(f"DELETE FROM choices {of_id}", (workspace_id, name)).rowcount, records
 
 

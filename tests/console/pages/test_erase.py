@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from engage.api import Kind, StorageUnavailable
+from engage.console.data.reader import AT_ONCE
 from engage.testing import MemoryStore
 from engage.testing.factories import event
 from support.console import CONSOLE, console_here, sign_in_here
@@ -53,12 +54,19 @@ async def test_a_user_is_erased_when_its_id_is_typed_again(tmp_path: Path) -> No
         assert 'href="erase?workspace=acme&amp;id=ann"' in user.text
         form = await client.get(PAGE)
         assert "This cannot be undone" in form.text
+        assert "<code>ann@x.org</code>" in form.text
+        assert "<code>+49123</code>" in form.text
         for wrong in ("", "Ann", "ann "):
             answer = await client.post(PAGE, data={"confirm": wrong})
             assert answer.status_code == 400
             assert "Type the user id to confirm" in answer.text
         assert ("acme", Kind.USER, "ann") in store.stored.profiles
-        answer = await client.post(PAGE, data={"confirm": "ann"})
+        answer = await client.post(PAGE, data={"confirm": "ann", "address": "ann@x.org\nann"})
+        assert answer.status_code == 400
+        assert "neither an e-mail address nor a phone number" in answer.text
+        assert ">ann@x.org\nann</textarea>" in answer.text
+        typed = " Ann@x.org \r\n\r\n+49 123"
+        answer = await client.post(PAGE, data={"confirm": "ann", "address": typed})
         assert answer.status_code == 303
         running = await client.get(PAGE)
         assert 'http-equiv="refresh"' in running.text
@@ -66,6 +74,8 @@ async def test_a_user_is_erased_when_its_id_is_typed_again(tmp_path: Path) -> No
         receipt = await until(client, "The user is erased")
         assert 'http-equiv="refresh"' not in receipt
         assert "<dt>events</dt><dd>8</dd>" in receipt
+        assert "<dt>Addresses</dt><dd>ann@x.org, +49123</dd>" in receipt
+        assert "Addresses that are left" not in receipt
         assert await traces(store) == []
         audit = await client.get("audit?workspace=acme")
         assert "user-erased" in audit.text
@@ -93,7 +103,13 @@ async def test_an_erasure_that_fails_says_why(tmp_path: Path) -> None:
     (tmp_path / "engage.toml.erasures").mkdir()
     async with console(tmp_path, store) as client:
         await client.post(PAGE, data={"confirm": "ann"})
-        assert "This cannot be undone" in await until(client, "cannot be read")
+        page = await until(client, "cannot be read")
+        assert "This cannot be undone" in page
+        assert "Nothing was erased: " in page
+        assert "in part" not in page
+        system = await client.get("system")
+        assert "people cannot be erased: " in system.text
+        assert "cannot be read: Is a directory" in system.text
     assert ("acme", Kind.USER, "ann") in store.stored.profiles
 
 
@@ -114,7 +130,23 @@ async def test_everything_about_a_user_is_downloaded(tmp_path: Path) -> None:
         answer = await client.get("user.ndjson?workspace=acme&id=ann")
         assert answer.headers["Content-Disposition"] == 'attachment; filename="user.ndjson"'
         kinds = [json.loads(line)["record"] for line in answer.text.splitlines()]
-        assert kinds.count("events") == 8
+        assert (kinds.count("events"), kinds.count("suppressions")) == (7, 0)
+        # As the form sends it.
+        form = {"workspace": "acme", "user": "ann", "confirm": "", "address": "ann@x.org\r\n+49123"}
+        answer = await client.get("user.ndjson", params=form)
+        kinds = [json.loads(line)["record"] for line in answer.text.splitlines()]
+        assert (kinds.count("events"), kinds.count("suppressions")) == (8, 2)
+        entries = [
+            json.loads(one.body)
+            for one in store.stored.records.values()
+            if b"user-downloaded" in one.body
+        ]
+        assert [one["details"] for one in entries] == [
+            {"workspace": "acme", "user": "ann", "addresses": number} for number in (0, 2)
+        ]
+        assert all(one["who"].startswith("session ") for one in entries)
+        wrong = await client.get("user.ndjson?workspace=acme&id=ann&address=@")
+        assert (wrong.status_code, "Content-Disposition" in wrong.headers) == (400, False)
         assert (await client.get("user.ndjson?workspace=acme&id=nobody")).text == ""
     async with console(tmp_path, MemoryEvents()) as client:
         answer = await client.get("user.ndjson?workspace=acme&id=ann")
@@ -122,6 +154,48 @@ async def test_everything_about_a_user_is_downloaded(tmp_path: Path) -> None:
             400,
             "text/plain; charset=utf-8",
         )
+
+
+async def test_a_download_needs_a_session_that_cannot_have_ended(tmp_path: Path) -> None:
+    """As every page: a session that was ended elsewhere reads nothing while the store fails."""
+    store = MemoryStore()
+    await fill(store)
+
+    async def fails(*_: Any, **_options: Any) -> Any:
+        raise StorageUnavailable("the disk is gone")
+
+    async with console_here(tmp_path, store, config_extra=CONSOLE + ERASURES) as (served, client):
+        await sign_in_here(served, client)
+        assert (await client.get("user.ndjson?workspace=acme&id=ann")).status_code == 200
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(served.sessions, "check", fails)
+            answer = await client.get("user.ndjson?workspace=acme&id=ann")
+        assert answer.status_code == 503
+        assert "ann" not in answer.text
+
+
+async def test_a_download_takes_turns_with_the_pages(tmp_path: Path) -> None:
+    """Each of its calls of the store is bounded as those of the pages are."""
+    store = MemoryStore()
+    await fill(store)
+    running = most = 0
+    scan = store.scan
+
+    async def slow(*arguments: Any, **options: Any) -> Any:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.05)
+        running -= 1
+        return await scan(*arguments, **options)
+
+    store.scan = slow  # type: ignore[method-assign]
+    async with console(tmp_path, store) as client:
+        answers = await asyncio.gather(
+            *(client.get("user.ndjson?workspace=acme&id=ann") for _ in range(6))
+        )
+    assert [answer.text.count('"record":"events"') for answer in answers] == [7] * 6
+    assert most == AT_ONCE
 
 
 class Failing(MemoryStore):
