@@ -17,6 +17,7 @@ from tornado.web import Application
 from engage.console.base import STATIC, TEMPLATES, ConsoleHandler
 from engage.console.connections import RETRY_SECONDS
 from engage.console.files import MissingHandler, StaticHandler
+from engage.console.headers import HEADERS
 from engage.console.pages.audit import AuditHandler
 from engage.console.pages.erase import EraseHandler, PersonHandler
 from engage.console.pages.event import EventHandler, EventJsonHandler
@@ -81,6 +82,14 @@ MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 #: … and of a form of someone who is not signed in. A form is decoded before a page sees it, and
 #: decoding a million fields takes seconds.
 MAX_STRANGERS_BODY_BYTES: Final = 16 * 1024
+_REFUSAL: Final = "\r\n".join(
+    (
+        "HTTP/1.1 400 Bad Request",
+        *(f"{name}: {value}" for name, value in HEADERS.items()),
+        f"Referrer-Policy: {ConsoleHandler.referrer_policy}",
+        "Content-Length: 0\r\nConnection: close\r\n\r\n",
+    )
+).encode()
 #: Connections that are accepted in a turn of the event loop, which answers strangers only now and
 #: then: the newcomer who has a session or a link is behind them.
 ACCEPTED_FIRST: Final = 16
@@ -122,6 +131,15 @@ class _Pages(Application):
         if isinstance(connection, HTTP1Connection):
             connection.set_max_body_size(MAX_BODY_BYTES if session else MAX_STRANGERS_BODY_BYTES)
         return super().find_handler(request, **kwargs)
+
+
+class _Stream(IOStream):
+    """Gives the headers of every answer to the one with which Tornado itself refuses a request that
+    it cannot read, such as a form that is too large."""
+
+    def write(self, data: bytes | memoryview) -> asyncio.Future[None]:
+        """Send bytes."""
+        return super().write(_REFUSAL if data == b"HTTP/1.1 400 Bad Request\r\n\r\n" else data)
 
 
 class ConsoleServer(HTTPServer):
@@ -171,7 +189,7 @@ class ConsoleServer(HTTPServer):
                 if not room:
                     connection.close()
                     continue
-                stream = IOStream(connection, max_buffer_size=self.max_buffer_size)
+                stream = _Stream(connection, max_buffer_size=self.max_buffer_size)
                 connections.add(stream, address)
                 self.handle_stream(stream, (address, *_))
 

@@ -7,6 +7,7 @@ import dataclasses
 import html
 import json
 import re
+import socket
 import sys
 from collections.abc import Iterator
 
@@ -14,6 +15,7 @@ import httpx
 import pytest
 
 from engage.api import DeadLetterStore, EventStore
+from engage.console.headers import HEADERS
 from engage.testing.factories import event, identify, letter
 from support import console_data
 from support.console import browser, console_url, make_link, on_store, signed_in
@@ -260,3 +262,40 @@ def test_a_letter_with_an_impossible_time_gets_pages(
         assert client.get(route, params=query).status_code == 200
     assert client.get("event.json", params={"letter": odd.id}).status_code == 200
     assert client.post("letter/check", data=query).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("head", "body"),
+    [
+        ("Content-Type: multipart/form-data", "x"),
+        ("Content-Type: multipart/form-data; boundary=b", "--b\r\nfoo\r\n--b--"),
+        ("Content-Type: application/x-www-form-urlencoded", "a&" * 2000),
+        ("Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 99999999", ""),
+        ("Content-Length: x", ""),
+        ("Transfer-Encoding: chunked", "zz\r\n"),
+        ("no colon", ""),
+    ],
+)
+@pytest.mark.parametrize("path", ["letter/replay", "login"])
+def test_a_form_that_cannot_be_read_is_refused_with_the_policy(
+    client: httpx.Client, path: str, head: str, body: str
+) -> None:
+    url = client.base_url
+    lines = [
+        f"POST {url.path}{path} HTTP/1.1",
+        f"Host: {url.host}:{url.port}",
+        f"Origin: http://{url.host}:{url.port}",
+        "Connection: close",
+        "Cookie: " + "; ".join(f"{name}={value}" for name, value in client.cookies.items()),
+        head,
+    ]
+    if "Content-Length" not in head and "Transfer-Encoding" not in head:
+        lines.append(f"Content-Length: {len(body)}")
+    with socket.create_connection(("127.0.0.1", url.port or 80), 30) as connection:
+        connection.sendall("\r\n".join([*lines, "", body]).encode())
+        answer = b"".join(iter(lambda: connection.recv(65536), b"")).decode()
+    status, _, rest = answer.partition("\r\n")
+    assert status == "HTTP/1.1 400 Bad Request"
+    sent = dict(line.split(": ", 1) for line in rest.partition("\r\n\r\n")[0].splitlines())
+    assert {**sent, **HEADERS} == sent
+    assert sent["Referrer-Policy"] == "same-origin"
