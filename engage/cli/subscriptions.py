@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import itertools
 import os
@@ -48,6 +49,8 @@ __all__ = ["subscription_link", "subscriptions"]
 
 #: What bytes that are not UTF-8 are read as.
 _SURROGATES: Final = re.compile("[\ud800-\udfff]")
+#: What an export puts an apostrophe in front of, and that apostrophe.
+_GUARDED: Final = re.compile(r"'[=@\t\r'+-]")
 
 
 @click.group(epilog="\b\nExample:\n  engage subscriptions import --dry-run choices.csv")
@@ -57,7 +60,7 @@ def subscriptions() -> None:
 
 @subscriptions.command(
     "export",
-    params=[one for one in export.params if one.name not in ("kind", "type_")],
+    params=[one for one in export.params if one.name not in ("kind", "type_", "addresses")],
     epilog="\b\nExample:\n  engage subscriptions export --format csv > choices.csv",
 )
 @click.pass_context
@@ -66,7 +69,7 @@ def export_(ctx: click.Context, /, **options: Any) -> None:
 
     In CSV, the first line names the columns. `engage subscriptions import` reads both formats.
     """
-    ctx.invoke(export, kind="subscriptions", type_=None, **options)
+    ctx.invoke(export, kind="subscriptions", type_=None, addresses=(), **options)
 
 
 @subscriptions.command(
@@ -100,8 +103,9 @@ def import_(
         ctx, config, lambda store: _Import(store, config, workspace, dry_run=dry_run).run(file)
     )
     verb = "would be imported" if dry_run else "imported"
+    same = f", {n} as before" if (n := counts["same"]) else ""
     later = f", {plural(n, 'later choice')} kept" if (n := counts["later"]) else ""
-    click.echo(f"{plural(counts['imported'], 'choice')} {verb}{later}")
+    click.echo(f"{plural(counts['imported'], 'choice')} {verb}{same}{later}")
     if counts["wrong"]:
         raise EngageError(f"{counts['wrong']} of {plural(counts['rows'], 'row')} refused")
 
@@ -136,7 +140,8 @@ class _Import:
 
     async def run(self, file: IO[bytes]) -> Counter[str]:
         """Import all rows, and return how many ``rows`` there are and how many are ``wrong``, and
-        how many choices were ``imported`` and how many are older than a ``later`` one."""
+        how many choices were ``imported``, are the ``same`` as before, and are older than a
+        ``later`` one."""
         size = read_to = 0
         if file.seekable():
             size = file.seek(0, os.SEEK_END)
@@ -173,9 +178,14 @@ class _Import:
         if self._dry_run:
             self._counts["imported"] += len(changes)
             return
+        ids = list(dict.fromkeys(change.user_id for change in changes))
+        reads = [self._store.state(self._workspace.id, one) for one in ids]
+        states = dict(zip(ids, await asyncio.gather(*reads), strict=True))
         for change, choices in zip(changes, await self._store.apply_all(changes), strict=True):
+            same = change.choices.items() <= states[change.user_id].items()
             holds = change.choices.items() <= choices.items()
-            self._counts["imported" if holds else "later"] += 1
+            self._counts[("same" if same else "imported") if holds else "later"] += 1
+            states[change.user_id] = choices
 
 
 def _read(
@@ -186,34 +196,51 @@ def _read(
     :raises EngageError: if CSV does not begin with the names of columns.
     """
     lines = (line.decode("utf-8", "surrogateescape") for line in file)
-    first = next(lines, "").removeprefix("\ufeff")
+    first, start = next(lines, "").removeprefix("\ufeff"), 1
+    while first and not first.strip():
+        first, start = next(lines, ""), start + 1
+    if _SURROGATES.search(first) or "\0" in first:
+        raise EngageError(f"line {start}: is not UTF-8; save the file as UTF-8")
+    if first.startswith("["):
+        raise EngageError(f"line {start}: begins a JSON array; write each object on its own line")
     everything = itertools.chain([first], lines)
     if first.startswith("{"):
-        for number, line in enumerate(everything, 1):
+        for number, line in enumerate(everything, start):
             if line.strip():
                 yield number, _row_of_json(line, columns)
         return
-    reader = csv.reader(everything, strict=True)
-    names = [name.strip() for name in next(reader, ())]
-    absent = [name for name in ("groupId", "subscribed") if name not in names]
-    if absent:
-        found = quote(", ".join(names)) or "nothing"
-        raise EngageError(
-            f"line 1: there is no column {absent[0]}, only {found}; commas separate the columns"
-        )
-    if problem := _unknown(names, columns):
-        raise EngageError(f"line 1: {problem}")
+    reader, names = csv.reader(everything, strict=True), list[str]()
     while True:
-        number = reader.line_num + 1
+        number = start + reader.line_num
         try:
-            values = next(reader)
-        except StopIteration:
-            return
+            values = next(reader, None)
         except csv.Error as error:
-            yield number, f"{error}; the rest of the file was not read"
+            problem = f"{str(error).partition(' - ')[0]}; the rest of the file was not read"
+            if not names:
+                raise EngageError(f"line {number}: {problem}") from None
+            yield number, problem
             return
-        if values:
+        if not names:
+            names = _names(values or (), columns, number)
+        elif values is None:
+            return
+        elif values:
             yield number, _row_of_csv(names, values)
+
+
+def _names(values: Sequence[str], columns: Collection[str], number: int) -> list[str]:
+    """Return the names of columns.
+
+    :raises EngageError: if they are not.
+    """
+    names = [name.strip() for name in values]
+    problem = _unknown(names, columns)
+    if absent := [name for name in ("groupId", "subscribed") if name not in names]:
+        found = quote(", ".join(names)) or "nothing"
+        problem = f"there is no column {absent[0]}, only {found}; commas separate the columns"
+    if problem:
+        raise EngageError(f"line {number}: {problem}")
+    return names
 
 
 def _unknown(names: Iterable[str], columns: Collection[str]) -> str | None:
@@ -239,7 +266,8 @@ def _row_of_csv(names: Sequence[str], values: Sequence[str]) -> Mapping[str, Any
         return f"has {plural(len(values), 'field')}, and the first line has {len(names)}"
     if any(map(_SURROGATES.search, values)):
         return "is not UTF-8"
-    row: dict[str, Any] = {name: text for name, text in zip(names, values, strict=True) if text}
+    texts = [text[1:] if _GUARDED.match(text) else text for text in values]
+    row: dict[str, Any] = {name: text for name, text in zip(names, texts, strict=True) if text}
     if (choice := row.get("subscribed", "").lower()) in CHOICES:
         row["subscribed"] = CHOICES[choice]
     if (at := row.get("updatedAt", "")).isascii() and at.isdigit():

@@ -45,10 +45,8 @@ def verify(ctx: click.Context, config_path: Path, as_json: bool) -> None:
     """
     started = time.monotonic()
     try:
-        config = load(config_path)
-        registry = registry_of(ctx, config)
-        registry.check(config)
-        report = asyncio.run(_verify(registry, config))
+        config = load(config_path, reads_with=("log", "erasures"))
+        report = asyncio.run(_verify(registry_of(ctx, config), config))
     except (EngageError, OSError) as error:
         CommandFailed(error).show()
         ctx.exit(2)
@@ -90,6 +88,7 @@ async def _verify(registry: Registry, config: Config) -> Report:
 def _document(report: Report, seconds: float) -> dict[str, object]:
     return {
         "checked": report.checked,
+        **({"notKept": report.not_kept} if report.not_kept else {}),
         "different": report.different,
         "differences": [{"what": what, "message": text} for what, text in report.differences],
         "unprovable": [
@@ -108,6 +107,8 @@ def _print(report: Report, seconds: float) -> None:
         numbers = {"checked": report.checked[what], "different": different}
         colour = "red" if different else None
         print_counts(what, {**numbers, "unprovable": unprovable}, colour=colour)
+    for what in report.not_kept:
+        click.echo(f"{what}: not kept" if sys.stdout.isatty() else f"{what}\tnot kept")
     for (what, reason), count in sorted(report.unprovable.items()):
         click.echo(f"engage: unprovable: {what}: {count:,}: {reason}", err=True)
     for what, message in report.differences:

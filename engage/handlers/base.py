@@ -247,6 +247,14 @@ class Handler(httputil.HTTPMessageDelegate):
     def client_address(self) -> str:
         """The address of the client, also behind the proxies of ``server.trusted_proxies``;
         ``""`` if it is not known."""
+        return self._address_of_client()
+
+    @property
+    def recorded_address(self) -> str:
+        """The same for a record of who it was; ``""`` also if a proxy does not know it."""
+        return self._address_of_client(certain=True)
+
+    def _address_of_client(self, *, certain: bool = False) -> str:
         peer, trusted = self.exchange.context.remote_ip or "", self.services.trusted_proxies
         forwarded = self.request.headers.get_list("X-Forwarded-For")
         if not forwarded and is_within(peer, trusted) and self.services.unforwarded() is not None:
@@ -255,7 +263,7 @@ class Handler(httputil.HTTPMessageDelegate):
                 " it counts as the client",
                 peer,
             )
-        return client_address(peer, forwarded, trusted)
+        return client_address(peer, forwarded, trusted, certain=certain)
 
     def client_has(self, etag: str) -> bool:
         """Return whether ``If-None-Match`` shows that the client has the version of an ETag."""

@@ -17,12 +17,22 @@ from engage.pipeline.subscriptions import Source
 if TYPE_CHECKING:
     from engage.http1.request import Request
 
-__all__ = ["SubscriptionsHandler", "link_of", "source_of"]
+__all__ = ["SubscriptionsHandler", "arguments_of", "link_of", "source_of"]
 
 #: Argument of a link → field of a change; as in Dittofeed's links.
 _SIGNED: Final = {"w": "workspaceId", "i": "identifier", "ik": "identifierKey", "h": "hash"}
 #: An expiry has only one form, because the number is signed and not its text.
 _SECONDS: Final = re.compile(rb"[1-9][0-9]{0,15}")
+_AMPERSANDS: Final = re.compile(r"^(?:amp;)+")
+
+
+def arguments_of(request: Request) -> dict[str, list[bytes]]:
+    """Return the arguments of a link, also of one that a program copied out of HTML with its
+    ``&amp;``: the signature protects them all the same."""
+    arguments: dict[str, list[bytes]] = {}
+    for name, values in request.query_arguments.items():
+        arguments.setdefault(_AMPERSANDS.sub("", name), []).extend(values)
+    return arguments
 
 
 def link_of(request: Request) -> dict[str, Any]:
@@ -30,7 +40,7 @@ def link_of(request: Request) -> dict[str, Any]:
 
     :raises ApiError: 401 ``invalid_user_hash`` if an argument is missing, repeated or not valid.
     """
-    arguments = request.query_arguments
+    arguments = arguments_of(request)
     link: dict[str, Any] = {}
     try:
         for name, field in _SIGNED.items():
@@ -49,7 +59,7 @@ def link_of(request: Request) -> dict[str, Any]:
 def source_of(handler: Handler, how: str) -> Source:
     """Return how and from where a request changes subscriptions."""
     user_agent = handler.request.fields.get("User-Agent", "")
-    return Source(how=how, user_agent=user_agent, address=handler.client_address)
+    return Source(how=how, user_agent=user_agent, address=handler.recorded_address)
 
 
 class SubscriptionsHandler(Handler):

@@ -28,22 +28,31 @@ def networks(texts: Iterable[str]) -> tuple[Network, ...]:
     )
 
 
-def client_address(peer: str, forwarded: Sequence[str], trusted: Sequence[Network]) -> str:
+def client_address(
+    peer: str, forwarded: Sequence[str], trusted: Sequence[Network], *, certain: bool = False
+) -> str:
     """Return the address of a client, which may have come through reverse proxies.
 
     :param peer: the address that opened the connection.
     :param forwarded: the values of ``X-Forwarded-For``; their addresses may have ports.
     :param trusted: ``server.trusted_proxies``.
+    :param certain: for a record of who it was.
     :return: the last address that no trusted proxy has; ``peer`` unless a trusted proxy sent it.
+        With ``certain``, a mapped address as IPv4, and ``""`` if a trusted proxy sent another text,
+        such as ``unknown``.
     """
     address = peer
     for hop in reversed([hop.strip() for hop in ",".join(forwarded).split(",")]):
         if (found := _WITH_PORT.fullmatch(hop)) is not None:
             hop = found["v6"] or found["v4"] or ""
-        if not is_within(address, trusted) or parsed_address(hop) is None:
+        if not is_within(address, trusted):
+            break
+        if parsed_address(hop) is None:
+            if certain and forwarded:
+                return ""
             break
         address = hop
-    return address
+    return str(parsed_address(address) or "") if certain else address
 
 
 def is_within(address: str, networks: Sequence[Network]) -> bool:

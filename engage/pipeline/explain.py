@@ -267,7 +267,7 @@ def describe_change(change: Change) -> str:
     """Return a change of profiles in one phrase. It has ids and names that clients sent."""
     match change:
         case Seen(kind, name):
-            return f"the {kind} {name} exists"
+            return f"the {kind} {name} would exist"
         case Traits(kind, name, traits):
             return f"sets traits of the {kind} {name}: {', '.join(traits)}"
         case RemovedTraits(kind, name, names):

@@ -194,7 +194,7 @@ def test_an_event_is_checked_before_it_is_sent(stored: Path, tmp_path: Path) -> 
     assert result.exit_code == 0
     assert result.stderr.splitlines() == [
         "engage: it would be stored",
-        "engage: the user u exists",
+        "engage: the user u would exist",
         "engage: sets traits of the user u: a",
         "engage: links the anonymous id v to the user u",
     ]

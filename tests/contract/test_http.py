@@ -266,11 +266,17 @@ async def test_a_subscription_change_is_applied(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "address"),
-    [("", ""), ("keep", "127.0.0.1"), ("keep proxied", "192.0.2.7")],
+    ("settings", "forwarded", "address"),
+    [
+        ("", "203.0.113.9, 192.0.2.7", ""),
+        ("keep", "203.0.113.9, 192.0.2.7", "127.0.0.1"),
+        ("keep proxied", "203.0.113.9, 192.0.2.7", "192.0.2.7"),
+        ("keep proxied", "203.0.113.9, ::ffff:192.0.2.7", "192.0.2.7"),
+        ("keep proxied", "203.0.113.9, unknown", ""),
+    ],
 )
 async def test_the_history_says_from_where_a_change_came(
-    tmp_path: Path, settings: str, address: str
+    tmp_path: Path, settings: str, forwarded: str, address: str
 ) -> None:
     workspace = "keep_addresses = true" if "keep" in settings else ""
     proxies = 'trusted_proxies = ["127.0.0.0/8"]' if "proxied" in settings else ""
@@ -283,7 +289,7 @@ async def test_the_history_says_from_where_a_change_came(
             "hash": subscription_hash(SECRET, **signed, identifier_key="id"),
             "changes": {"news": True},
         }
-        headers = {"User-Agent": "Mozilla/5.0", "X-Forwarded-For": "203.0.113.9, 192.0.2.7"}
+        headers = {"User-Agent": "Mozilla/5.0", "X-Forwarded-For": forwarded}
         await server.send(SUBSCRIPTIONS, change, method="PUT", key=None, headers=headers)
         store: Any = server.app.store
         (record,) = (await store.history("acme", "u", after=None, limit=9)).items

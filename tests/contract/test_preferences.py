@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import re
+import socket
 import time
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -225,11 +227,16 @@ def test_what_one_click_stops(server: Server, workspace: str, group: str, left: 
 @each(
     "kind, body",
     [
-        *((FORM, b""), (FORM, b"sub=0&s=news"), (FORM, b"List-Unsubscribe=Two-Click")),
-        *((FORM, b"List-Unsubscribe"), (FORM, b"\xff=%ff")),
-        ("application/json", b'{"List-Unsubscribe": "One-Click"}'),
+        *((FORM, b"sub=0&s=news"), (FORM, b"List-Unsubscribe=Two-Click")),
+        *(
+            (FORM, b"List-Unsubscribe"),
+            (FORM, b"\xff=%ff"),
+            (FORM, b"X-List-Unsubscribe = One-Click"),
+        ),
+        (FORM, b"List-Unsubscribe = One-Click&group=news"),
+        ("application/json", b'{"List-Unsubscribe": "One-Click", "subscribe": "offers"}'),
+        ("application/json", b"{}"),
         multipart(declared="b", used="b", field="Unsubscribe"),
-        ("multipart/form-data; boundary=b", b"List-Unsubscribe=One-Click"),
     ],
 )
 def test_a_body_without_the_words_changes_nothing(server: Server, kind: str, body: bytes) -> None:
@@ -239,6 +246,70 @@ def test_a_body_without_the_words_changes_nothing(server: Server, kind: str, bod
     assert answer.status_code == 400
     assert "Nothing has been changed" in answer.text
     assert ledger(server, "without words") == []
+
+
+#: As some programs send it: RFC 8058 lets a server refuse them, but the person sees nothing of it.
+LENIENT = {
+    "empty": (FORM, b""),
+    "blank": (FORM, b"\r\n"),
+    "JSON": ("application/json", b'{"List-Unsubscribe": "One-Click"}'),
+    "small JSON": ("application/json", b'{"list-unsubscribe":"one-click"}'),
+    "quoted": (FORM, b'"List-Unsubscribe=One-Click"'),
+    "quoted value": (FORM, b'List-Unsubscribe="One-Click"'),
+    "blanks": (FORM, b"List-Unsubscribe = One-Click"),
+    "escaped": (FORM, b"List-Unsubscribe%3DOne-Click"),
+    "header": ("text/plain", b"List-Unsubscribe: One-Click"),
+    "no parts": ("multipart/form-data; boundary=b", b"List-Unsubscribe=One-Click"),
+}
+
+
+@pytest.mark.parametrize("name", LENIENT)
+def test_a_body_that_can_only_mean_one_click_is_one(server: Server, name: str) -> None:
+    user = f"lenient {name}"
+    link, (kind, body) = members(user), LENIENT[name]
+    for query in ({"s": "news", "sub": "1"}, {}, {"sub": "1"}):
+        answer = server.client.post(
+            page_of(link, **query), content=body, headers={"Content-Type": kind}
+        )
+        assert answer.status_code == 400, "the link does not name what to stop"
+    assert ledger(server, user) == []
+    for query in ({"s": "news", "sub": "0"}, {"s": "news"}):
+        answer = server.client.post(
+            page_of(link, **query), content=body, headers={"Content-Type": kind}
+        )
+        assert answer.status_code == 200
+        assert "You are unsubscribed from Newsletter." in answer.text
+    assert choices(server, link) == {**AT_FIRST, "news": False}
+    assert [record["how"] for record in ledger(server, user)] == ["one-click"]
+    answer = server.client.post(page_of(link, sub="0"), content=body)
+    assert answer.status_code == 200
+    assert not any(choices(server, link).values())
+
+
+def test_one_click_may_have_no_body_at_all(server: Server) -> None:
+    link = members("no body")
+    target = page_of(link, s="news", sub="0")
+    request = f"POST {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    url = urlsplit(server.url)
+    with socket.create_connection((url.hostname, url.port), 30) as connection:
+        connection.sendall(request.encode())
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert choices(server, link)["news"] is False
+
+
+def test_a_link_may_have_the_ampersands_of_html(server: Server) -> None:
+    link = members("ampersands")
+    path, _, query = page_of(link, s="news", sub="0").partition("?")
+    for written in ("&amp;", "&amp;amp;"):
+        url = f"{path}?{query.replace('&', written)}"
+        assert "Unsubscribe from Newsletter" in server.get(url).text
+    assert server.client.post(url, data=ONE_CLICK).status_code == 200
+    assert choices(server, link) == {**AT_FIRST, "news": False}
+    url = page_of(link, SUBSCRIPTIONS).replace("&", "&amp;")
+    assert server.get(url).status_code == 200
+    for wrong in (f"{url}&i=ampersands", url.replace("h=", "h=0", 1)):
+        assert server.get(wrong).status_code == 401
 
 
 def test_a_body_is_small(server: Server) -> None:

@@ -194,8 +194,8 @@ async def test_a_new_event_happens_now() -> None:
 @each(
     "change, text",
     [
-        (Seen(Kind.USER, "u"), "the user u exists"),
-        (Seen(Kind.VISITOR, "v"), "the visitor v exists"),
+        (Seen(Kind.USER, "u"), "the user u would exist"),
+        (Seen(Kind.VISITOR, "v"), "the visitor v would exist"),
         (Traits(Kind.USER, "u", {"a": 1, "b": 2}), "sets traits of the user u: a, b"),
         (RemovedTraits(Kind.USER, "u", ["a"]), "removes traits of the user u: a"),
         (Traits(Kind.GROUP, "g", {"a": 1}), "sets traits of the group g: a"),

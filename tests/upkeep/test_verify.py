@@ -62,6 +62,13 @@ async def test_a_storage_without_any_other_interface_is_verified() -> None:
     report = await verified(store)
     healthy(report)
     assert report.checked["events"] == 2
+    assert report.not_kept == [
+        *("choices", "visitors", "groups", "users", "dead letters", "conflicts", "suppressions")
+    ]
+    assert not report.checked.keys() & {*report.not_kept}
+    whole = memory_store.MemoryStore()
+    await whole.write([full("a", user_id="u")])
+    assert (await verified(whole)).not_kept == []
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -11,11 +11,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote_plus
 
 from engage.api import PayloadInvalid
 from engage.errors import ApiError, Limit, body_too_large
 from engage.handlers.base import Handler
-from engage.handlers.subscriptions import link_of, source_of
+from engage.handlers.subscriptions import arguments_of, link_of, source_of
 from engage.keys.auth import KEYLESS_BODY
 from engage.webhooks import form_fields
 
@@ -34,6 +35,11 @@ ONE_CLICK_BODY: Final = Limit(4096, "of a one-click unsubscription")
 _ONE_CLICK_PART: Final = re.compile(
     rb'name="?List-Unsubscribe"?[^\n]*\n(?:[^\r\n]+\r?\n)*\r?\nOne-Click\s', re.IGNORECASE
 )
+
+#: The words of RFC 8058 in another form, such as JSON, and the fields of the page, of which the
+#: program sends none.
+_WORDS: Final = re.compile(r"(?<![\w-])list-unsubscribe\W+one-click\b", re.IGNORECASE)
+_OWN: Final = re.compile(r"(?<![\w-])(?:shown|group|subscribe|unsubscribe(?:_channel|_all)?)\b")
 
 #: The names of errors among the texts; of others: ``failed``, and ``unavailable`` for a 5xx.
 _TEXTS: Final[Mapping[str, str]] = {"invalid_user_hash": "invalid", "rate_limited": "limited"}
@@ -65,6 +71,15 @@ def is_one_click(content_type: str, body: bytes) -> bool:
     if found and len(body) > ONE_CLICK_BODY.bytes:
         raise body_too_large(ONE_CLICK_BODY)
     return found
+
+
+def means_one_click(body: bytes) -> bool:
+    """Return whether a body can only mean one click, if it is sent to a link that names what to
+    stop: it is empty, or has the words of RFC 8058 in another form and no field of the page."""
+    if len(body) > ONE_CLICK_BODY.bytes:
+        return False
+    text = unquote_plus(body.decode("utf-8", "replace"))
+    return not text.strip() or bool(_WORDS.search(text) and not _OWN.search(text))
 
 
 def _fields(body: bytes) -> Sequence[tuple[str, str]]:
@@ -132,6 +147,11 @@ class PreferencesHandler(Handler):
             if self.encoding != "identity":
                 raise ApiError("unsupported_encoding", "send the form without compressing it")
 
+    def check_length(self) -> None:
+        """Accept a request without a body, too: see :func:`means_one_click`."""
+        if self.request.length or self.request.chunked:
+            super().check_length()
+
     async def get(self) -> None:
         """Show the page."""
         person = await self.services.pipeline.person(link_of(self.request))
@@ -146,7 +166,9 @@ class PreferencesHandler(Handler):
         self._verified = True
         words = self._words(look := self.services.looks.of(person.workspace.id))
         content_type = self.request.fields.get("Content-Type", "")
-        if is_one_click(content_type, self.body):
+        # A link of a message with which one unsubscribes; ``sub=1`` is in one that subscribes.
+        stops = {"0": True, "": bool(self._query("s"))}.get(self._query("sub"), False)
+        if (stops and means_one_click(self.body)) or is_one_click(content_type, self.body):
             changes = {group.id: False for group in stopped(person.workspace, self._query("s"))}
             await self._choose(person, changes, "one-click")
             self._answer(look, words, heading="title", status=_done(person, changes, words))
@@ -289,7 +311,7 @@ class PreferencesHandler(Handler):
 
     def _query(self, name: str) -> str:
         """Return an argument of the query that is not signed; ``""`` if it has none."""
-        values = self.request.query_arguments.get(name, [b""])
+        values = arguments_of(self.request).get(name, [b""])
         return values[0].decode("utf-8", "replace")
 
     def _words(self, look: Look) -> Words:

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from engage.api import (
     DAY_MS,
+    DeadLetterStore,
     Event,
     EventFilter,
     EventStore,
@@ -54,6 +55,13 @@ SLACK: Final = 60_000
 _REASONS: Final = {
     "expired": "events that expired",
     "unfinished": "being written, or cut off by a crash",
+}
+#: What a storage keeps only if it has an interface.
+_KEEPERS: Final[Mapping[type, tuple[str, ...]]] = {
+    SubscriptionStore: ("choices",),
+    ProfileStore: ("visitors", "groups", "users"),
+    DeadLetterStore: ("dead letters", "conflicts"),
+    SuppressionStore: ("suppressions",),
 }
 #: Records of a page, and between two reports of the progress: larger pages need more memory.
 _STEP: Final = 1000
@@ -104,6 +112,11 @@ async def verify(
         except Exception as error:  # Something is damaged that the storage has to read.
             problem = f"damaged: {type(error).__name__}: {error}"
             run.report.failures.append(f"{check.__name__}: {problem}")
+    for interface, names in _KEEPERS.items():
+        if not isinstance(store, interface):
+            run.report.not_kept += names
+            for what in names:
+                del run.report.checked[what]
     return run.report
 
 
