@@ -75,6 +75,7 @@ def test_a_backup_is_restored(config: Path, tmp_path: Path) -> None:
     assert (result.exit_code, result.stderr) == (0, "")
     size = backup.stat().st_size
     assert result.stdout.startswith(f"{backup}: 2 events, {size:,} bytes, as of 20")
+    assert stat.S_IMODE(backup.stat().st_mode) == 0o600
     at = result.stdout.split()[-1]
     path, lines = restored(config, backup)
     assert lines == [

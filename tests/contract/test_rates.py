@@ -313,3 +313,23 @@ async def test_a_quota_counts_what_is_in_the_log_also_while_the_store_is_down(
         await asyncio.sleep(2.1)
         await quotas.look(history, logs=False)
         check_error(await server.track(), 429, "quota_exceeded")
+
+
+async def test_a_replay_has_no_limit(tmp_path: Path) -> None:
+    limits = f"{SLOW}[limits.quota]\nevents_per_day = 1\n"
+    metrics = Metrics()
+    history = History(metrics)
+    async with serving(tmp_path, config_extra=limits, metrics=metrics) as server:
+        body = {"batch": [{"type": "track", **EVENT}, {"type": "track", "userId": "u"}]}
+        assert (await server.send("/v1/batch", body)).json["accepted"] == 1
+        check_error(await server.track(), 429, "rate_limited")
+        quotas = server.app.quotas
+        assert quotas is not None
+        history.turn(server.app.clock())
+        await quotas.look(history, logs=False)
+        check_error(await server.track(), 429, "quota_exceeded")
+        (letter,) = await server.dead_letters()
+        replayed = await server.app.replays.replay(
+            letter, json.dumps({"type": "track", **EVENT}).encode()
+        )
+        assert replayed.outcome == "stored", replayed

@@ -7,7 +7,10 @@ import asyncio
 import contextlib
 import itertools
 import re
+import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tornado.web import Application
 
+from engage.http1 import shared as shared_module
 from engage.http1.listener import Listener
 from engage.http1.shared import Bounds
 from engage.monitoring.metrics import Metrics
@@ -301,3 +305,27 @@ async def test_many_clients_with_large_heads_do_not_hold_the_loop_together() -> 
     data = request(b"x", target=f"/echo?{query}")
     assert len(data) > 50_000
     await check_turns(data, clients=40, answer=lambda answer: answer.body == b"x", limit=0.05)
+
+
+async def test_a_turn_does_a_part_of_what_connections_defer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """5 ms of it, however many connections wait. Each of their calls takes 2 ms here."""
+    now, turn = 0.0, 0
+    called: list[int] = []
+    clock = SimpleNamespace(monotonic=lambda: now, time=time.time)
+
+    class Waiting:
+        def work(self) -> None:
+            nonlocal now
+            now += 0.002
+            called.append(turn)
+
+    async with running() as server:
+        monkeypatch.setattr(shared_module, "time", clock)
+        for connection in [Waiting() for _ in range(30)]:
+            server.listener.shared.defer(connection.work)
+        while len(called) < 30:
+            await asyncio.sleep(0)
+            turn += 1
+    assert set(Counter(called).values()) == {3}

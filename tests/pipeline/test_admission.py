@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
 from engage.errors import ApiError
-from engage.pipeline.admission import Admission
+from engage.pipeline import admission as admission_module
+from engage.pipeline.admission import PACE_REQUESTS, Admission
 from support.pipeline import turns
 
 
@@ -117,3 +120,58 @@ async def test_a_cancelled_request_neither_keeps_nor_loses_a_turn() -> None:
     with await asyncio.wait_for(admission.enter("a", small=False), 5):
         pass
     assert not admission._turns
+
+
+class Work:
+    """Small requests of 8 ms each; a clock of the test counts them, and another task the turns."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.turn = 0.0, 0
+        self.turns: list[tuple[int, str]] = []
+        clock = SimpleNamespace(monotonic=lambda: self.now)
+        monkeypatch.setattr(admission_module, "time", clock)
+
+    async def request(self, admission: Admission, key: str) -> None:
+        with await admission.enter(key, small=True):
+            self.turns.append((self.turn, key))
+            self.now += 0.008
+
+    async def run(self, *requests: asyncio.Task[None]) -> Counter[int]:
+        """Return how many of the requests had each turn."""
+        while not all(one.done() for one in requests):
+            await asyncio.sleep(0)
+            self.turn += 1
+        return Counter(turn for turn, _ in self.turns)
+
+
+async def test_small_requests_take_a_part_of_a_turn_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """20 ms; whatever their number, a few have each later turn, of all keys in rotation."""
+    admission, _ = make()
+    work = Work(monkeypatch)
+    keys = ["busy"] * 30 + ["quiet"]
+    requests = [asyncio.create_task(work.request(admission, key)) for key in keys]
+    first, *later = (await work.run(*requests)).values()
+    assert first == 3
+    assert max(later) == PACE_REQUESTS
+    assert sum(later) == len(keys) - first
+    assert "quiet" in [key for _, key in work.turns[: first + PACE_REQUESTS]]
+
+
+async def test_a_small_request_that_takes_long_goes_on_in_turn_with_large_ones() -> None:
+    admission, _ = make()
+    order: list[str] = []
+
+    async def long(name: str) -> None:
+        with await admission.enter(name, small=True) as admitted:
+            for _ in range(2):
+                order.append(name)
+                await admitted.pause()
+
+    with await admission.enter("large", small=False):
+        waiting = [asyncio.create_task(long(name)) for name in "ab"]
+        await turns()
+        assert order == ["a", "b"]
+    await asyncio.gather(*waiting)
+    assert order == ["a", "b", "a", "b"]

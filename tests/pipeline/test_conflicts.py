@@ -143,6 +143,27 @@ async def test_an_event_is_not_acknowledged_when_the_stored_one_has_just_expired
         await send_event(core, OTHER)
 
 
+async def test_an_event_under_an_erased_identity_is_acknowledged_and_not_kept(
+    tmp_path: Path,
+) -> None:
+    """Whatever it contains: it may be a late retry."""
+    store = make(tmp_path)
+    await store.open(create=True)
+    try:
+        core = make_core(store)
+        await send_event(core, FIRST)
+        erased = await store.find("acme", "api", "m")
+        assert erased is not None
+        assert await store.erase_events([erased]) == 1
+        for item in (FIRST, OTHER):
+            await send_event(core, item)
+        assert (await send_batch(core, [OTHER])).duplicates == 1
+        assert await store.find("acme", "api", "m") is None
+        assert await all_pages(store.scan_dead_letters, "acme") == []
+    finally:
+        await store.close()
+
+
 async def test_a_conflict_is_kept_whole() -> None:
     core = make_core()
     await send_event(core, FIRST)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import gzip
@@ -364,6 +365,26 @@ async def test_a_body_is_decoded_in_slices_as_at_once() -> None:
     with pytest.raises(ApiError) as caught:
         await decode_json_in_slices(data[:-1] + b', "n": 9999999999999999999}', DEFAULT_LIMITS)
     assert "64-bit" in caught.value.message
+
+
+async def test_the_loop_turns_between_slices() -> None:
+    """Other work is done once for each slice, and not only before and after all of them."""
+    done = 0
+
+    async def work() -> None:
+        nonlocal done
+        while True:
+            done += 1
+            await asyncio.sleep(0)
+
+    working = asyncio.ensure_future(work())
+    text = b'["' + b"x" * (8 * SLICE) + b'", 1234567890123456789' + b", 1" * 200_000 + b"]"
+    await decompress_in_slices(gzip.compress(text, 1), "gzip", limit(len(text)))
+    assert done >= 8
+    done = 0
+    await decode_json_in_slices(text, DEFAULT_LIMITS)
+    assert done >= 3
+    working.cancel()
 
 
 @each("size", [0, 1, 2**20 - 1, 2**20, 2**20 + 1, 3 * 2**20 + 258])

@@ -24,15 +24,19 @@ from support.waiting import wait_for
 #: Workers, where they write, and what is killed: the ``server`` with all of its processes, the
 #: ``writer`` process, or a ``worker``.
 CASES = [
-    (1, "thread", "server"),
-    (1, "process", "server"),
     (2, "auto", "server"),
-    (2, "auto", "writer"),
-    (2, "auto", "worker"),
+    *(
+        pytest.param(*case, marks=pytest.mark.long)
+        for case in (
+            (1, "thread", "server"),
+            (1, "process", "server"),
+            (2, "auto", "writer"),
+            (2, "auto", "worker"),
+        )
+    ),
 ]
 
 
-@pytest.mark.long
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize(("workers", "writer", "victim"), CASES, ids=str)
 def test_acknowledged_events_survive_kills_and_are_stored_once(

@@ -163,6 +163,7 @@ def test_keys_of_the_store_are_masked_in_the_log(tmp_path: Path) -> None:
         assert key not in server.log()
 
 
+@pytest.mark.mongo
 def test_with_the_store_away_at_the_start_no_key_is_refused(tmp_path: Path) -> None:
     """A worker starts while MongoDB is away: 503, because a 401 would lose events."""
     with (

@@ -25,9 +25,8 @@ from support.http_client import RawClient
 from support.memory_log import MemoryBroker
 from support.server_inprocess import BASIC, Meddling, Valve
 from support.server_process import config_text
+from support.times import DAY, Times
 from support.waiting import eventually
-
-DAY = 24 * 60 * 60 * 1000
 
 
 @pytest.fixture(autouse=True)
@@ -97,6 +96,43 @@ async def test_only_the_first_worker_expires_old_events(
     assert await running == 0
     assert rounds == (1 if number == 0 else 0)
     assert await _ids(store) == (["young"] if number == 0 else ["old", "young"])
+    await store.close()
+
+
+async def test_a_step_of_the_clock_ahead_expires_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if an event was received after it, and the time is not doubtful otherwise."""
+    path = tmp_path / "engage.toml"
+    path.write_text(config_text(config_extra="[retention]\nevents_days = 30"))
+    config, registry = load(path), load_plugins()
+    store = registry.make_storage(config)
+    await store.open(create=True)
+    times, rounds = Times(int(time.time() * 1000)), 0
+    await store.write([_event("young", times.wall - DAY)])
+
+    async def observed(store: Any, retention: Any, clock: Any) -> None:
+        def counted() -> int:
+            nonlocal rounds
+            rounds += 1
+            return int(clock())
+
+        await expire_periodically(store, retention, counted, first=0, every=0.01, doubtful=0)
+
+    monkeypatch.setattr(worker, "expire_periodically", observed)
+    monkeypatch.setattr("engage.app.Clock", times.clock)
+    ready = asyncio.Event()
+    one = worker.Worker(config, registry, listen("127.0.0.1", 0), number=0, ready=ready.set)
+    running = asyncio.create_task(one.run())
+    await ready.wait()
+    await eventually(lambda: rounds)
+    times.step(400 * DAY)
+    await store.write([_event("ahead", times.wall)])
+    before = rounds
+    await eventually(lambda: rounds > before + 2)
+    one.stop()
+    assert await running == 0
+    assert await _ids(store) == ["young", "ahead"]
     await store.close()
 
 

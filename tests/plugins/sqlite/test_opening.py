@@ -23,7 +23,7 @@ from engage.testing.factories import ids, store_all
 from engage.testing.harness import eventually
 from engage_plugins.sqlite import schema
 from engage_plugins.sqlite.store import SqliteStorage
-from support.sqlite import file_limit, large, make
+from support.sqlite import engine_of, file_limit, large, make
 
 
 async def one_line(opening: Awaitable[None], kind: type[Exception]) -> str:
@@ -139,6 +139,19 @@ async def test_opening_for_writing_commits(tmp_path: Path) -> None:
     await store_all(store, event("n"))
     assert opens() == 3
     await store.close()
+
+
+async def test_each_commit_is_synced(tmp_path: Path) -> None:
+    """By SQLite, before the commit returns. The power cuts of ``make test-all`` show the disk."""
+    store = make(tmp_path)
+    await store.open(create=True)
+    try:
+        await store_all(store, event("m"))
+        db = engine_of(store).connection()
+        assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert db.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
+    finally:
+        await store.close()
 
 
 async def test_only_the_owner_may_read_the_files(tmp_path: Path) -> None:
