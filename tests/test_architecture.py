@@ -54,7 +54,6 @@ def sources(*folders: str) -> list[Path]:
     return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
-@functools.cache
 def parsed(path: Path) -> ast.Module:
     """Return the syntax tree of a file."""
     return ast.parse(path.read_text("utf-8"))
@@ -69,12 +68,13 @@ def for_type_checkers(node: ast.AST) -> bool:
     )
 
 
-def executed(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield every node except those that only a type checker reads."""
-    for node in ast.iter_child_nodes(tree):
-        if not for_type_checkers(node):
-            yield node
-            yield from executed(node)
+def statements(tree: ast.AST, *, executed: bool = False) -> Iterator[ast.AST]:
+    """Yield every statement; those that are executed are not only read by a type checker."""
+    for field in ("body", "orelse", "handlers", "finalbody", "cases"):
+        for node in getattr(tree, field, ()):
+            if not (executed and for_type_checkers(node)):
+                yield node
+                yield from statements(node, executed=executed)
 
 
 def absolute(path: Path, node: ast.ImportFrom) -> str:
@@ -85,17 +85,18 @@ def absolute(path: Path, node: ast.ImportFrom) -> str:
     return ".".join((*folder, *filter(None, [node.module])))
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Yield every module that a file imports when it runs."""
-    for node in executed(parsed(path)):
+@functools.cache
+def imports(path: Path) -> list[str]:
+    """Return every module that a file imports when it runs."""
+    names = []
+    for node in statements(parsed(path), executed=True):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             module = absolute(path, node)
-            if module == "engage":
-                yield from (f"engage.{alias.name}" for alias in node.names)
-            else:
-                yield module
+            inner = [f"engage.{alias.name}" for alias in node.names]
+            names += inner if module == "engage" else [module]
+    return names
 
 
 def part(path: Path) -> str:
@@ -106,7 +107,7 @@ def part(path: Path) -> str:
 
 def test_every_module_has_a_layer() -> None:
     assert {part(path) for path in sources("engage")} - {"__init__"} == set(LEVEL)
-    assert not list(imports(ENGAGE / "__init__.py"))
+    assert not imports(ENGAGE / "__init__.py")
 
 
 @each("path", [path for path in sources("engage") if part(path) != "__init__"])
@@ -131,7 +132,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     graph: dict[str, set[str]] = {}
     for name, path in modules.items():
         imported = set()
-        for node in ast.walk(parsed(path)):
+        for node in statements(parsed(path)):
             if isinstance(node, ast.ImportFrom):
                 source = absolute(path, node)
                 imported |= {source, *(f"{source}.{alias.name}" for alias in node.names)}
@@ -241,7 +242,8 @@ def test_every_public_name_is_documented(path: Path) -> None:
     kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     names = {
         getattr(node, "name", "the module"): ast.get_docstring(node)
-        for node in (parsed(path), *parsed(path).body)
+        for tree in [parsed(path)]
+        for node in (tree, *tree.body)
         if isinstance(node, kinds)
     }
     assert not [name for name, text in names.items() if not text and not name.startswith("_")]
@@ -276,7 +278,7 @@ def test_no_file_or_function_is_too_large(path: Path) -> None:
     assert lines <= FILE_LINES, "divide it by idea"
     assert not [
         node.name
-        for node in ast.walk(parsed(path))
+        for node in statements(parsed(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (node.end_lineno or 0) - node.lineno >= FUNCTION_LINES
     ], "divide it by idea"

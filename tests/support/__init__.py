@@ -68,7 +68,8 @@ Programs and files:
 - ``each``: one test for many cases, which names every case that fails
 - ``verifying``: stores that are verified, and a server whose store is
 - ``commands``: commands of ``engage`` in the process of the test
-- ``times``: clocks that a test sets; ``system_clock``: that of the machine
+- ``times``: clocks that a test sets; ``system_clock``: that of the machine; ``virtual_time``: time
+  that passes only while a test waits
 - ``waiting``: waits until a condition is true; ``loop_time``: how long the event loop is held
 - ``processes``: the processes that another one started
 - ``hosts``: hosts of their own, in network namespaces
