@@ -118,7 +118,11 @@ def check(ctx: click.Context, config_path: Path) -> None:
 
 def _exposures(config: Config) -> Iterator[str]:
     """Yield a line for each secret that can be read on its way over the network."""
-    from engage.console.sign_in.addresses import is_loopback
+    from engage.http1.addresses import parsed_address
+
+    def is_loopback(host: str) -> bool:
+        address = parsed_address(host)
+        return host == "localhost" if address is None else address.is_loopback
 
     console, public = config.console, urlsplit(config.server.public_url or "")
     tls = console is not None and urlsplit(console.public_url or "").scheme == "https"

@@ -70,7 +70,7 @@ def stored(tmp_path: Path) -> Path:
     """Make a config whose store has a refused call, a batch's refused item, and a conflict."""
 
     async def fill() -> None:
-        async with make_bench(tmp_path) as bench:
+        async with make_bench(tmp_path, backend="sqlite") as bench:
             await bench.send({"userId": "u-1", "properties": {"n": 9007199254740993}})
             bench.now += 1
             await bench.send_batch(
