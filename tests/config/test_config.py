@@ -88,30 +88,60 @@ def test_a_short_config_has_the_defaults(write: Any) -> None:
     assert load(path).storage.options == {}
 
 
+#: Each key of these sections has a value that is not its default.
+SET = {
+    "server": ServerConfig(
+        host="0.0.0.0",
+        port=9000,
+        workers=3,
+        public_url="https://events.example.com/base",
+        head_timeout=1,
+        request_timeout=1.5,
+        idle_timeout=5,
+        max_connections=10,
+        shutdown_grace=3,
+        shutdown_delay=1,
+        hang_timeout=3,
+        metrics_host="::1",
+        metrics_port=0,
+        trusted_proxies=("10.0.0.0/8", "::1"),
+    ),
+    "console": ConsoleConfig(
+        host="::",
+        port=0,
+        public_url="https://ops.example.com/engage",
+        password="scrypt$15$8$3$c2FsdHNhbHRzYWx0$" + "A" * 43,
+        allowed_hosts=("Ops.internal",),
+        read_only=True,
+    ),
+    "cors": Cors(origins=("https://a.example", "http://localhost:3000")),
+    "logging": Logging(level="warning", format="json"),
+    "plugins": Plugins(files=("mine.py",)),
+    "log": LogConfig(
+        backend="queue",
+        group="eu.main",
+        loaders=3,
+        lag_percent=20,
+        subscription_wait=0.5,
+        load_host="0.0.0.0",
+        load_port=9000,
+    ),
+}
+
+
 def test_every_key_is_loaded(write: Any) -> None:
+    lines = [f"{name} = {toml(changed(section))}\n" for name, section in SET.items()]
+    config = load(write("".join(lines) + MINIMAL))
+    for name, section in SET.items():
+        assert getattr(config, name) == section
+        unset = dataclasses.asdict(section).keys() - changed(section).keys()
+        assert unset == NOT_KEYS.get(name, set())
+
+
+def test_a_config_with_workspaces_and_plugins_is_loaded(write: Any) -> None:
     path = write("""
         [server]
-        host = "0.0.0.0"
-        port = 9000
-        workers = 3
         public_url = "https://events.example.com/base/"
-        head_timeout = 1
-        request_timeout = 1.5
-        idle_timeout = 5
-        max_connections = 10
-        shutdown_grace = 3
-        shutdown_delay = 1
-        hang_timeout = 3
-        metrics_host = "::1"
-        metrics_port = 0
-        trusted_proxies = ["10.0.0.0/8", "::1"]
-        [console]
-        host = "::"
-        port = 0
-        public_url = "https://ops.example.com/engage/"
-        password = "scrypt$15$8$3$c2FsdHNhbHRzYWx0$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
-        allowed_hosts = ["Ops.internal"]
-        read_only = true
         [storage]
         backend = "sqlite"
         write_timeout = 2
@@ -125,11 +155,10 @@ def test_every_key_is_loaded(write: Any) -> None:
         [retention]
         events_days = 30
         dead_letters_days = 0
-        [cors]
-        origins = ["https://a.example", "http://localhost:3000"]
-        [logging]
-        level = "warning"
-        format = "json"
+        [log.kafka]
+        servers = "a"
+        [log.queue]
+        servers = "b"
         [[transforms]]
         name = "first"
         options = { keys = ["a"] }
@@ -168,32 +197,11 @@ def test_every_key_is_loaded(write: Any) -> None:
         subscription_secret = "one"
         identity_secret = "two"
         verify_identity = "required"
+        [cors]
+        origins = ["https://a.example"]
     """)
     config = load(path, {"URL": "mongodb://u:p@h/", "OLD": "old", "DIGEST": "5E" * 32})
-    assert config.server == ServerConfig(
-        host="0.0.0.0",
-        port=9000,
-        workers=3,
-        public_url="https://events.example.com/base",
-        head_timeout=1,
-        request_timeout=1.5,
-        idle_timeout=5,
-        max_connections=10,
-        shutdown_grace=3,
-        shutdown_delay=1,
-        hang_timeout=3,
-        metrics_host="::1",
-        metrics_port=0,
-        trusted_proxies=("10.0.0.0/8", "::1"),
-    )
-    assert config.console == ConsoleConfig(
-        host="::",
-        port=0,
-        public_url="https://ops.example.com/engage",
-        password="scrypt$15$8$3$c2FsdHNhbHRzYWx0$" + "A" * 43,
-        allowed_hosts=("Ops.internal",),
-        read_only=True,
-    )
+    assert config.server.public_url == "https://events.example.com/base"
     assert config.storage == StorageConfig(
         backend="sqlite",
         write_timeout=2,
@@ -202,43 +210,43 @@ def test_every_key_is_loaded(write: Any) -> None:
     )
     assert config.limits == Limits(body_bytes=1000, user_traits=7)
     assert config.retention == Retention(events_days=30, dead_letters_days=None)
-    assert config.cors == Cors(origins=("https://a.example", "http://localhost:3000"))
-    assert config.logging == Logging(level="warning", format="json")
+    assert config.log is not None
+    assert config.log.options == {"servers": "a"}
+    assert config.log.tables == {"kafka": {"servers": "a"}, "queue": {"servers": "b"}}
     assert config.transforms == (
         Selected(name="first", options={"keys": ["a"]}),
         Selected(name="second"),
     )
     assert config.observers == (Selected(name="bell", options={"loud": True}),)
-    assert config.workspaces == (
-        Workspace(
-            id="acme",
-            name="Acme",
-            subscription_secrets=("new", "old"),
-            subscription_identifiers=("email",),
-            keep_addresses=True,
-            subscription_groups=(
-                SubscriptionGroup(id="news", name="News", channel="email", type="opt_out"),
-            ),
-            write_keys=(
-                WriteKey(id="website", key="k1"),
-                WriteKey(
-                    id="old",
-                    key="k2",
-                    disabled=True,
-                    origins=("https://a.example",),
-                    operations=("track",),
-                ),
-                WriteKey(id="backend", kind="server", sha256="5e" * 32),
-            ),
-            webhooks={"sendgrid": {"verification_key": "x"}},
+    acme, other = config.workspaces
+    assert acme == Workspace(
+        id="acme",
+        name="Acme",
+        subscription_secrets=("new", "old"),
+        subscription_identifiers=("email",),
+        keep_addresses=True,
+        subscription_groups=(
+            SubscriptionGroup(id="news", name="News", channel="email", type="opt_out"),
         ),
-        Workspace(
-            id="other",
-            name="other",
-            subscription_secrets=("one",),
-            identity_secrets=("two",),
-            verify_identity="required",
+        write_keys=(
+            WriteKey(id="website", key="k1"),
+            WriteKey(
+                id="old",
+                key="k2",
+                disabled=True,
+                origins=("https://a.example",),
+                operations=("track",),
+            ),
+            WriteKey(id="backend", kind="server", sha256="5e" * 32),
         ),
+        webhooks={"sendgrid": {"verification_key": "x"}},
+    )
+    assert other == Workspace(
+        id="other",
+        name="other",
+        subscription_secrets=("one",),
+        identity_secrets=("two",),
+        verify_identity="required",
     )
 
 
@@ -249,34 +257,9 @@ def test_what_providers_report_is_loaded(write: Any) -> None:
     assert workspace.unsubscribes == {"x": Unsubscribes(action="none", groups={})}
 
 
-def test_the_log_is_loaded(write: Any) -> None:
+def test_a_log_needs_its_section(write: Any) -> None:
     assert load(write(MINIMAL)).log is None
     assert load(write("[log]\n" + MINIMAL)).log == LogConfig()
-    text = """
-        [log]
-        backend = "queue"
-        group = "eu.main"
-        loaders = 3
-        lag_percent = 20
-        subscription_wait = 0.5
-        load_host = "0.0.0.0"
-        load_port = 9000
-        [log.queue]
-        servers = "a"
-        [log.kafka]
-        servers = "b"
-    """
-    assert load(write(text + MINIMAL)).log == LogConfig(
-        backend="queue",
-        options={"servers": "a"},
-        tables={"queue": {"servers": "a"}, "kafka": {"servers": "b"}},
-        group="eu.main",
-        loaders=3,
-        lag_percent=20,
-        subscription_wait=0.5,
-        load_host="0.0.0.0",
-        load_port=9000,
-    )
 
 
 def test_removed_keys_are_read_and_reported(write: Any) -> None:
@@ -677,11 +660,17 @@ def test_the_examples_of_the_schema_are_valid_and_load(tmp_path: Path) -> None:
         assert load(path).workspaces[0].write_keys[0].key == "3b1c"
 
 
+def changed(section: Any) -> dict[str, Any]:
+    """Return what differs from the defaults of a section."""
+    defaults = dataclasses.asdict(type(section)())
+    return {k: v for k, v in dataclasses.asdict(section).items() if v != defaults[k]}
+
+
 def toml(value: Any) -> str:
     """Return a value as inline TOML."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key} = {toml(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return "[" + ", ".join(map(toml, value)) + "]"
     return json.dumps(value)
 
