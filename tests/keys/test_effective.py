@@ -289,23 +289,6 @@ async def test_the_id_of_an_archived_key_stays_taken(store: RecordStore) -> None
     assert await entries(store) == [("key-archived", "ios"), ("key-created", "ios")]
 
 
-@pytest.mark.parametrize("key_id", ["ios", "website"])
-async def test_a_key_is_disabled_and_enabled(store: RecordStore, key_id: str) -> None:
-    """One of the store, and one of the config."""
-    await create(store, "ios")
-    assert not await change(store, key_id, "enabled")
-    assert await change(store, key_id, "disabled")
-    assert (await keys_of(store))[key_id].disabled
-    assert not await change(store, key_id, "disabled")
-    assert await change(store, key_id, "enabled")
-    assert not (await keys_of(store))[key_id].disabled
-    assert await entries(store) == [
-        ("key-created", "ios"),
-        ("key-disabled", key_id),
-        ("key-enabled", key_id),
-    ]
-
-
 async def test_what_another_version_wrote_into_a_record_stays(store: RecordStore) -> None:
     await store.put_record(stored("ios", "a" * 32, later={"x": 1}))
     assert await change(store, "ios", "disabled")

@@ -144,33 +144,3 @@ def test_only_the_exact_origins_may_use_a_key(origin: str | None, allowed: bool)
     # RudderStack's 1.x SDKs stop only if they find these words.
     assert "invalid write key" in caught.value.message
     assert (origin or "no Origin") in caught.value.message
-
-
-@each(
-    "origin, in_query, allowed",
-    [
-        *((None, False, True), (None, True, False), (SHOP, False, False), ("null", False, False)),
-        (SHOP, True, False),
-    ],
-)
-def test_a_server_key_is_refused_in_the_query_and_in_web_pages(
-    origin: str | None, in_query: bool, allowed: bool
-) -> None:
-    own = Rules.of(workspace(SERVER), SERVER)
-    assert own is not None
-    if allowed:
-        own.check_request(origin, in_query=in_query)
-        return
-    with pytest.raises(ApiError) as caught:
-        own.check_request(origin, in_query=in_query)
-    assert (caught.value.status, caught.value.code) == (403, "server_key_exposed")
-
-
-def test_a_key_may_send_only_its_operations() -> None:
-    own = rules(operations=("track", "page"))
-    assert own is not None
-    own.check_operation("page")
-    own.check_request(None, in_query=True)
-    with pytest.raises(ApiError, match="identify events, only page, track") as caught:
-        own.check_operation("identify")
-    assert (caught.value.status, caught.value.code) == (403, "operation_not_allowed")

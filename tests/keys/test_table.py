@@ -123,28 +123,6 @@ async def test_the_table_stays_while_the_store_is_away(
             assert bool(caplog.records[0].exc_info) == isinstance(error, ZeroDivisionError)
 
 
-async def test_before_the_first_read_nothing_is_accepted(store: RecordStore) -> None:
-    valve = Valve("list_records")
-    valve(cast("Any", store))
-    valve.error = StorageUnavailable("away")
-    table = Table(store)
-    assert table.code("key-1") == "storage_unavailable"
-    async with table:
-        assert not table.loaded
-        with pytest.raises(StorageUnavailable):
-            table.check()
-        for key in ("key-1", "key-0", "nope"):
-            assert table.code(key) == "storage_unavailable"
-        valve.error = None
-        await eventually(lambda: table.loaded)
-        table.check()
-        assert [table.code(key) for key in ("key-1", "key-0", "nope")] == [
-            "website",
-            "write_key_disabled",
-            "invalid_write_key",
-        ]
-
-
 async def test_a_storage_without_records_has_the_keys_of_the_config() -> None:
     """Nothing waits."""
     table = Table(MemoryEvents())

@@ -34,7 +34,7 @@ from engage.testing import event as bare_event
 from engage.testing.factories import letter
 from engage.upkeep.export import Kind, Selection, export
 from support.each import each
-from support.loaders import Loading, caught_up, loading, put
+from support.loaders import Loading, caught_up, load_all, loading, put
 from support.memory_log import MemoryBroker, MemoryReader, damaged_record, unknown_record
 from support.memory_store import MemoryEvents, MemoryStore
 from support.traffic import expected_users
@@ -85,8 +85,7 @@ async def test_nothing_is_committed_before_it_is_stored(monkeypatch: pytest.Monk
     store.before = lambda _: seen.append(broker.committed("engage"))
     put(broker, *events("a", "b"))
     monkeypatch.setattr(load_module, "PORTION_RECORDS", 1)
-    async with loading(broker, store):
-        await caught_up(broker)
+    await load_all(broker, store)
     assert seen == [{}, {0: 1}]
     assert broker.commits == [("engage", {0: 1}), ("engage", {0: 2})]
 
@@ -115,8 +114,7 @@ async def test_a_letter_has_the_same_id_whenever_the_event_was_received() -> Non
     other = [event("a", user_id="u a", properties={"n": 2}, at=5), event("r", user_id="r", at=5)]
     again = [event("a", user_id="u a", properties={"n": 2}, at=7), event("r", user_id="r", at=7)]
     put(broker, *first, *other, *again)
-    async with loading(broker, store):
-        await caught_up(broker)
+    await load_all(broker, store)
     assert sorted(one.reason for one in store.letters.values()) == ["event_refused", CONFLICT]
     assert len(broker.dead) == 4
 
@@ -125,8 +123,7 @@ async def test_a_restated_event_is_a_duplicate() -> None:
     broker, store = MemoryBroker(), MemoryStore()
     put(broker, *events("a", properties={"n": 1}))
     put(broker, *events("a", properties={"n": 2}), restated=True)
-    async with loading(broker, store) as running:
-        await caught_up(broker)
+    running = await load_all(broker, store)
     assert running.metrics.loads == {"stored": 1, "duplicate": 1}
     assert not store.letters
 
@@ -136,8 +133,7 @@ async def test_a_refused_event_does_not_stop_its_partition() -> None:
     store.refuse["b"] = "it is too long"
     put(broker, *events("a", "b", "c"))
     put(broker, dataclasses.replace(events("b")[0], origin="stripe"))
-    async with loading(broker, store) as running:
-        await caught_up(broker)
+    running = await load_all(broker, store)
     assert ids(store) == ["a", "c"]
     api, delivered = sorted(store.letters.values(), key=lambda one: one.origin)
     assert (api.reason, api.message, api.operation) == ("event_refused", "it is too long", "batch")
@@ -157,8 +153,7 @@ async def test_no_budget_drops_the_letter_of_an_acknowledged_event(keeps_letters
         store.full = {"api", "conflict"}
     store.refuse["a"] = "no"
     put(broker, *events("a", "b"), *events("b", properties={"n": 2}), letter("refused"))
-    async with loading(broker, store) as running:
-        await caught_up(broker)
+    running = await load_all(broker, store)
     assert {one.reason for one in dead(broker)} == {"event_refused", CONFLICT}
     assert ids(store) == ["b"]
     # The letter of the server is dropped, as it would be without a log.
@@ -170,8 +165,7 @@ async def test_no_budget_drops_the_letter_of_a_delivery() -> None:
     broker, store = MemoryBroker(), MemoryStore()
     store.full = {"api", "webhook"}
     put(broker, letter("refused"), letter("delivery", origin="stripe"))
-    async with loading(broker, store) as running:
-        await caught_up(broker)
+    running = await load_all(broker, store)
     assert [one.origin for one in dead(broker)] == ["stripe"]
     assert running.metrics.loads == {"letter": 2}
 
@@ -194,8 +188,7 @@ async def test_a_damaged_record_is_a_letter() -> None:
     broker.inject(damaged_record())
     broker.inject(LogRecord(key=b"\xff", value=b"\xfe", headers={"engage": b"letter/1"}))
     put(broker, *events("a"))
-    async with loading(broker, store) as running:
-        await caught_up(broker)
+    running = await load_all(broker, store)
     assert ids(store) == ["a"]
     one, other = dead(broker)
     assert (one.reason, one.workspace_id, one.item) == (DAMAGED, "acme", b"{}")
@@ -221,8 +214,7 @@ async def test_a_letter_that_is_too_large_for_the_log_of_dead_letters_is_shorten
         broker.inject(dataclasses.replace(damaged_record(), value=large))
     store.refuse["b"] = "no"
     put(broker, *events("b", "c"))
-    async with loading(broker, store) as running:
-        await caught_up(broker)
+    running = await load_all(broker, store)
     assert ids(store) == ["a", "c"]
     found = {one.reason: one for one in dead(broker)}
     assert len(found) == len(broker.dead) == 2
@@ -244,8 +236,7 @@ async def test_a_log_of_dead_letters_that_takes_nothing_stops_no_partition(
     broker.max_dead = 10
     store.refuse["b"] = "no"
     put(broker, *events("a", "b", "c"))
-    async with loading(broker, store):
-        await caught_up(broker)
+    await load_all(broker, store)
     assert ids(store) == ["a", "c"]
     assert not broker.dead
     # The store has room for it.
@@ -288,8 +279,7 @@ async def test_a_gap_is_logged_counted_and_recorded(caplog: pytest.LogCaptureFix
     put(broker, *events(*"abcdef"))
     broker.commit("engage", {0: 1})
     broker.expire(0, 4)
-    async with loading(broker, store) as running:
-        await caught_up(broker)
+    running = await load_all(broker, store)
     assert ids(store) == ["e", "f"]
     assert running.metrics.gap_records == running.loader.lost == 3
     assert "3 records from 1 on were deleted before they were loaded" in caplog.text
@@ -317,8 +307,7 @@ async def test_what_the_store_fails_with_is_found_by_halving(
     broker, store = MemoryBroker(1), MemoryStore()
     fails = Fails(store, "7", "60")
     put(broker, *events(*map(str, range(100))))
-    async with loading(broker, store) as running:
-        await caught_up(broker)
+    running = await load_all(broker, store)
     assert len(store.events) == 98
     assert {one.message_id for one in store.letters.values()} == {"7", "60"}
     assert {one.message for one in dead(broker)} == {
@@ -368,8 +357,7 @@ async def test_a_letter_that_the_store_fails_with_is_in_the_log_of_dead_letters(
 
     monkeypatch.setattr(store, "keep", failing)
     put(broker, bad, good)
-    async with loading(broker, store):
-        await caught_up(broker)
+    await load_all(broker, store)
     assert list(store.letters.values()) == [good]
     assert dead(broker) == [bad]
 
@@ -425,8 +413,7 @@ async def test_a_store_that_fails_with_large_writes_gets_smaller_ones() -> None:
 
     store.before = before
     put(broker, *events(*map(str, range(400))))
-    async with loading(broker, store) as running:
-        await caught_up(broker)
+    running = await load_all(broker, store)
     assert len(store.events) == 400
     # The offsets of each part are committed, not only those of the whole batch.
     assert len(broker.commits) == 4
@@ -466,8 +453,7 @@ async def test_what_was_stored_although_the_write_failed_is_found() -> None:
 
     store = LosesAnswers()
     put(broker, *events(*map(str, range(20))))
-    async with loading(broker, store) as running:
-        await caught_up(broker)
+    running = await load_all(broker, store)
     assert len(store.events) == 20
     assert not broker.dead
     assert running.metrics.loads == {"duplicate": 20}
@@ -486,8 +472,7 @@ async def test_a_store_that_is_slow_with_letters_gets_fewer_at_once(
 
     monkeypatch.setattr(store, "keep", slow)
     put(broker, *(letter(str(number)) for number in range(10)))
-    async with loading(broker, store):
-        await caught_up(broker)
+    await load_all(broker, store)
     assert len(store.letters) == 10
     assert not broker.dead
 
@@ -497,8 +482,7 @@ async def test_a_write_is_not_larger_than_one_of_a_server() -> None:
     broker, store = MemoryBroker(1), MemoryStore()
     traits = {f"t{number}": number for number in range(99)}
     put(broker, *(event(str(n), type="identify", user_id="u", traits=traits) for n in range(155)))
-    async with loading(broker, store):
-        await caught_up(broker)
+    await load_all(broker, store)
     assert [len(written) for written in store.writes] == [40, 40, 40, 35]
 
 
@@ -518,8 +502,7 @@ async def test_an_event_that_expires_between_two_looks_is_stored(
         return await find(*identity)
 
     monkeypatch.setattr(store, "find", expired)
-    async with loading(broker, store) as running:
-        await caught_up(broker)
+    running = await load_all(broker, store)
     assert looks == 1
     assert ids(store) == ["a"]
     assert running.metrics.loads == {"stored": 1}
@@ -550,8 +533,7 @@ async def test_an_unexpected_error_of_the_log_is_repeated(caplog: pytest.LogCapt
 
     broker.before = before
     put(broker, *events("a"))
-    async with loading(broker, store):
-        await caught_up(broker)
+    await load_all(broker, store)
     assert "ZeroDivisionError" in caplog.text
 
 
@@ -620,8 +602,7 @@ async def test_loaders_that_die_anywhere_store_everything_once(
             await _end(stack, victim, kill=chance.random() < 0.7)
     for stack, victim in running:
         await _end(stack, victim, kill=False)
-    async with loading(broker, store):
-        await caught_up(broker)
+    await load_all(broker, store)
 
     async def read(kind: Kind) -> list[Any]:
         return [orjson.loads(one.json) async for one in export(store, kind, Selection())]
@@ -648,8 +629,7 @@ async def test_an_event_that_no_server_wrote_is_a_letter() -> None:
     broker, store = MemoryBroker(1), MemoryStore()
     store.refuse["a"] = "no"
     put(broker, bare_event("a"), bare_event("b", type="identify", traits=5), *events("c"))
-    async with loading(broker, store):
-        await caught_up(broker)
+    await load_all(broker, store)
     assert [one.reason for one in dead(broker)] == [DAMAGED]
     assert ids(store) == ["b", "c"]
 
@@ -665,8 +645,7 @@ async def test_an_outcome_is_missing() -> None:
 
     store = Forgets()
     put(broker, *events("a", "b", "c"))
-    async with loading(broker, store):
-        await caught_up(broker)
+    await load_all(broker, store)
     assert ids(store) == ["a", "b", "c"]
     assert not broker.dead
 
@@ -711,8 +690,7 @@ BEYOND = [
 async def test_a_record_within_the_limits_of_requests_is_stored(item: Event | DeadLetter) -> None:
     broker, store = MemoryBroker(), MemoryStore()
     put(broker, item, *events("last"))
-    async with loading(broker, store):
-        await caught_up(broker)
+    await load_all(broker, store)
     assert not broker.dead
     found = store.letters if isinstance(item, DeadLetter) else store.events
     assert item in found.values()
@@ -726,8 +704,7 @@ async def test_a_record_beyond_the_limits_of_requests_is_damaged(
     """Its letter can be exported, whatever time the record has."""
     broker, store = MemoryBroker(clock=lambda: appended_at), MemoryStore()
     put(broker, item, *events("last"))
-    async with loading(broker, store) as running:
-        await caught_up(broker)
+    running = await load_all(broker, store)
     assert ids(store) == ["last"]
     assert running.metrics.loads == {"stored": 1, "damaged": 1}
     (kept,) = store.letters.values()

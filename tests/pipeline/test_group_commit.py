@@ -454,18 +454,6 @@ async def test_a_call_beside_another_is_as_large_as_that() -> None:
     await asyncio.gather(*requests)
 
 
-async def test_what_was_too_little_is_written_after_the_other_call() -> None:
-    target = Target(calls=2)
-    gates = target.hold_each(2)
-    requests = await started(target, "abc", "d")
-    gates[0].set()
-    await asyncio.gather(*requests[:3])
-    await turns()
-    assert target.calls == [["a", "b", "c"], ["d"]]
-    gates[1].set()
-    assert await requests[3] == ["<d>"]
-
-
 async def test_the_calls_share_the_maximum_of_one() -> None:
     """So the memory that they need does not grow with their number."""
     target = Target(group_weight=6, calls=2)
@@ -507,24 +495,6 @@ async def test_two_calls_that_hang_reopen_the_store_once() -> None:
     target.before = lambda items: None
     assert await target.submit("d") == ["<d>"]
     assert target.group_commit.queue.items == 0
-
-
-async def test_requests_of_a_store_that_is_opened_again_are_not_tried_one_by_one() -> None:
-    target = Target(calls=2, timeout=1.0)
-
-    async def fails() -> None:
-        await target.recovery_began.wait()
-        raise StorageUnavailable("the storage is not open")
-
-    target.before = lambda items: asyncio.Event().wait() if "a" in items else fails()
-    target.recovery = asyncio.Event()
-    (hanging,) = await started(target, "a")
-    others = await started(target, "bc")
-    results = await asyncio.gather(hanging, *others, return_exceptions=True)
-    assert {type(result) for result in results} == {StorageUnavailable}
-    target.recovery.set()
-    await target.group_commit.drain()
-    assert target.calls == [["a"], ["b", "c"]]
 
 
 @each("calls", [1, 2, 3])

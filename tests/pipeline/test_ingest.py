@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any
 
 import pytest
@@ -92,17 +91,6 @@ async def test_the_queue_has_room_below_its_limits() -> None:
     await asyncio.gather(*first, second)
     with await ingest.admission.enter("key", small=True):
         pass
-
-
-async def test_events_that_change_very_much_are_written_in_several_writes() -> None:
-    store = MemoryStore()
-    ingest = make(store, CountingMetrics())
-    events = [dataclasses.replace(make_event(str(number)), weight=501) for number in range(20)]
-    events.append(dataclasses.replace(make_event("heavy"), weight=100_000))
-    outcomes = await ingest.submit(events, "key")
-    assert [outcome.status for outcome in outcomes] == [Status.STORED] * 21
-    assert [len(write) for write in store.writes] == [3, 3, 3, 3, 3, 3, 2, 1]
-    assert list(chain.from_iterable(store.writes)) == [event.message_id for event in events]
 
 
 @each(

@@ -138,24 +138,6 @@ def test_the_envelope_has_defaults_for_each_item() -> None:
 
 
 # --------------------------------------------------------------------------------------- size, ids
-def test_the_limit_is_on_the_size_when_stored() -> None:
-    size = len(track(messageId="m", p="").body)
-    item = {"userId": "u", "event": "e", "messageId": "m", "p": "x" * 100}
-    assert len(normalise(item, "track", arrival(event_limit=limit(size + 100))).body) == size + 100
-    with pytest.raises(ApiError) as caught:
-        normalise(item, "track", arrival(event_limit=limit(size + 99)))
-    assert (caught.value.status, caught.value.code) == (413, "event_too_large")
-    assert "files" not in caught.value.message
-    assert "limits.event_bytes" in caught.value.message
-    # the context of the envelope counts
-    with pytest.raises(ApiError):
-        normalise(
-            item,
-            "track",
-            arrival(event_limit=limit(size + 100), envelope=Envelope(context={"a": 1})),
-        )
-
-
 def test_an_event_that_is_too_large_because_of_its_files_says_so() -> None:
     file = {"type": "Base64Encoded", "name": "a.pdf", "mimeType": "application/pdf"}
     item = {"userId": "u", "event": "e", "files": [{**file, "data": "QUJD"}]}

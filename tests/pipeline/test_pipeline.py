@@ -104,23 +104,6 @@ async def test_a_storage_that_is_unavailable_acknowledges_nothing() -> None:
         await send_event(core, BAD)
 
 
-async def test_the_key_may_be_in_the_body() -> None:
-    core = make_core()
-    await send_event(core, {**GOOD, "writeKey": "key-2"}, principal=None)
-    (document,) = core.documents
-    assert (document["workspaceId"], document["writeKeyId"]) == ("other", "app")
-    assert "writeKey" not in document
-    for item, code in (
-        (GOOD, "missing_write_key"),
-        ([], "missing_write_key"),
-        ({**GOOD, "writeKey": "x"}, "invalid_write_key"),
-        ({**GOOD, "writeKey": "key-0"}, "write_key_disabled"),
-        ({"writeKey": "x"}, "invalid_write_key"),  # the key is checked before the schema
-    ):
-        assert (await error_of(send_event(core, item, principal=None))).code == code
-    assert core.letters == []
-
-
 async def test_requests_of_one_millisecond_are_not_mixed_up() -> None:
     core = make_core()
     ours, theirs = core.principal, Principal(OTHER, OTHER.write_keys[0])

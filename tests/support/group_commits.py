@@ -20,7 +20,6 @@ class Target:
         self.done: list[int] = []
         self.failed = 0
         self.recovered = 0
-        self.recovery_began = asyncio.Event()
         #: The recovery ends when it is set.
         self.recovery = asyncio.Event()
         self.recovery.set()
@@ -47,7 +46,6 @@ class Target:
 
     async def recover(self) -> None:
         self.recovered += 1
-        self.recovery_began.set()
         await self.recovery.wait()
 
     def submit(self, *items: Any, size: int = 1) -> asyncio.Task[Sequence[str]]:

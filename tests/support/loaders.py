@@ -113,6 +113,13 @@ async def caught_up(broker: MemoryBroker, group: str = "engage") -> None:
     )
 
 
+async def load_all(broker: MemoryBroker, store: EventStore) -> Loading:
+    """Run a loader until everything is committed, and return it."""
+    async with loading(broker, store) as running:
+        await caught_up(broker)
+    return running
+
+
 def put(broker: MemoryBroker, *items: Event | DeadLetter, restated: bool = False) -> None:
     """Append events and letters to the log."""
     for item in items:

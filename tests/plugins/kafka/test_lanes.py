@@ -97,6 +97,11 @@ async def appender(
         await made.close()
 
 
+@pytest.fixture
+def broker() -> Broker:
+    return Broker()
+
+
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(appending, "PAUSE", 0.001)
@@ -107,8 +112,7 @@ def numbered(count: int, *, size: int = 1) -> list[LogRecord]:
     return [record(f"{number:0{size}}") for number in range(count)]
 
 
-async def test_calls_that_wait_share_the_next_batch() -> None:
-    broker = Broker()
+async def test_calls_that_wait_share_the_next_batch(broker: Broker) -> None:
     async with appender(broker) as log:
         broker.open.clear()
         first = asyncio.create_task(log.append("t", 1, [record("a")]))
@@ -123,8 +127,7 @@ async def test_calls_that_wait_share_the_next_batch() -> None:
     assert (broker.senders, broker.stopped) == (1, 1)
 
 
-async def test_a_large_call_takes_several_batches() -> None:
-    broker = Broker()
+async def test_a_large_call_takes_several_batches(broker: Broker) -> None:
     async with appender(broker) as log:
         records = numbered(5, size=400_000)
         assert await log.append("t", 1, records) == [OK] * 5
@@ -132,8 +135,7 @@ async def test_a_large_call_takes_several_batches() -> None:
     assert [int(value[-9:]) for batch in broker.kept["t", 0] for value in batch] == list(range(5))
 
 
-async def test_a_batch_that_failed_is_sent_again_by_another_sender() -> None:
-    broker = Broker()
+async def test_a_batch_that_failed_is_sent_again_by_another_sender(broker: Broker) -> None:
     async with appender(broker) as log:
         broker.failures = [None, SendFailed("x", permanent=False), SendFailed("x", permanent=False)]
         calls = [log.append("t", 1, numbered(5, size=400_000)), log.append("t", 1, [record("9")])]
@@ -144,8 +146,7 @@ async def test_a_batch_that_failed_is_sent_again_by_another_sender() -> None:
     assert broker.senders == broker.stopped == 3
 
 
-async def test_a_batch_that_is_refused_for_good_fails_its_calls_only() -> None:
-    broker = Broker()
+async def test_a_batch_that_is_refused_for_good_fails_its_calls_only(broker: Broker) -> None:
     called: list[int] = []
     async with appender(broker, too_large=lambda: called.append(1)) as log:
         broker.failures = [SendFailed("too large", permanent=True)]
@@ -156,9 +157,8 @@ async def test_a_batch_that_is_refused_for_good_fails_its_calls_only() -> None:
     assert broker.kept["t", 0] == [["b"]]
 
 
-async def test_a_record_that_was_refused_alone_shows_how_much_a_topic_takes() -> None:
+async def test_a_record_that_was_refused_alone_shows_how_much_a_topic_takes(broker: Broker) -> None:
     """If the settings of the topic cannot be read, nothing else does."""
-    broker = Broker()
     large = record("x" * 1000)
     async with appender(broker) as log:
         broker.failures = [SendFailed("too large", permanent=True, too_large=True)]
@@ -172,8 +172,7 @@ async def test_a_record_that_was_refused_alone_shows_how_much_a_topic_takes() ->
         assert await log.append("t", 1, [large]) == [OK]
 
 
-async def test_a_batch_of_several_records_that_is_too_large_is_divided() -> None:
-    broker = Broker()
+async def test_a_batch_of_several_records_that_is_too_large_is_divided(broker: Broker) -> None:
     async with appender(broker) as log:
         broker.failures = [SendFailed("too large", permanent=True, too_large=True)] * 2
         assert await log.append("t", 1, numbered(6)) == [OK] * 6
@@ -183,8 +182,9 @@ async def test_a_batch_of_several_records_that_is_too_large_is_divided() -> None
         assert len(broker.kept["t", 0]) == 7
 
 
-async def test_a_sender_that_failed_is_stopped_although_the_log_is_closed_at_once() -> None:
-    broker = Broker()
+async def test_a_sender_that_failed_is_stopped_although_the_log_is_closed_at_once(
+    broker: Broker,
+) -> None:
     async with appender(broker) as log:
         broker.failures = [SendFailed("no", permanent=True)]
         with pytest.raises(StorageUnavailable):
@@ -192,8 +192,7 @@ async def test_a_sender_that_failed_is_stopped_although_the_log_is_closed_at_onc
     assert broker.stopped == broker.senders == 1
 
 
-async def test_a_call_waits_only_for_its_own_partitions() -> None:
-    broker = Broker()
+async def test_a_call_waits_only_for_its_own_partitions(broker: Broker) -> None:
     async with appender(broker, seconds=0.3) as log:
         broker.open.clear()
         stuck = asyncio.create_task(log.append("t", 1, [record("a")]))
@@ -205,8 +204,7 @@ async def test_a_call_waits_only_for_its_own_partitions() -> None:
         await asyncio.gather(stuck, return_exceptions=True)
 
 
-async def test_the_records_of_a_call_that_ended_are_not_sent() -> None:
-    broker = Broker()
+async def test_the_records_of_a_call_that_ended_are_not_sent(broker: Broker) -> None:
     async with appender(broker, seconds=0.05) as log:
         broker.open.clear()
         calls = [log.append("t", 1, [record(f"{n}")]) for n in range(3)]
@@ -223,8 +221,9 @@ async def test_the_records_of_a_call_that_ended_are_not_sent() -> None:
     assert broker.kept["t", 0] == [["0"], ["last"]]
 
 
-async def test_an_unexpected_error_stops_no_partition(caplog: pytest.LogCaptureFixture) -> None:
-    broker = Broker()
+async def test_an_unexpected_error_stops_no_partition(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
     async with appender(broker) as log:
         with pytest.raises(StorageUnavailable):
             await log.append("t", 1, [record("broken")])
@@ -233,16 +232,14 @@ async def test_an_unexpected_error_stops_no_partition(caplog: pytest.LogCaptureF
     assert "was not sent" in caplog.text
 
 
-async def test_kafka_is_tried_until_it_answers() -> None:
-    broker = Broker()
+async def test_kafka_is_tried_until_it_answers(broker: Broker) -> None:
     broker.starts = [StorageUnavailable("x")] * 3
     async with appender(broker) as log:
         assert await log.append("t", 1, [record("a")]) == [OK]
     assert (broker.senders, broker.stopped) == (4, 4)
 
 
-async def test_the_next_attempt_does_not_wait_until_the_last_one_is_closed() -> None:
-    broker = Broker()
+async def test_the_next_attempt_does_not_wait_until_the_last_one_is_closed(broker: Broker) -> None:
     broker.starts = [StorageUnavailable("not yet")] * 2
     broker.stops.clear()
     async with appender(broker) as log:
@@ -264,8 +261,7 @@ async def test_a_sender_is_replaced_before_its_numbers_overflow(
     assert broker.stopped == 3
 
 
-async def test_closing_finishes_what_calls_wait_for() -> None:
-    broker = Broker()
+async def test_closing_finishes_what_calls_wait_for(broker: Broker) -> None:
     async with appender(broker) as log:
         broker.open.clear()
         call = asyncio.create_task(log.append("t", 1, [record("a")]))
