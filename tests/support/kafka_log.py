@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from engage.api import EventLog, LogContext, LogRecord, Status, StorageUnavailable
+from engage.api import EventLog, LogContext, LogReader, LogRecord, Status, StorageUnavailable
 from engage_plugins.kafka import _make
 from support.exactly_once import check_exactly_once
 from support.kafka import Cluster, read_all
@@ -66,6 +66,17 @@ async def connections_closed() -> None:
 def record(name: str, key: str = "user") -> LogRecord:
     """Return a record whose value is its name."""
     return LogRecord(key=f"main:{key}".encode(), value=name.encode(), headers={"engage": b"test/1"})
+
+
+async def read_records(reader: LogReader, count: int) -> list[LogRecord]:
+    """Read this number of records, as the loader reads: again after a failure."""
+    found: list[LogRecord] = []
+    async with asyncio.timeout(120):
+        while len(found) < count:
+            with contextlib.suppress(StorageUnavailable):
+                batch = await reader.read(max_records=10, max_bytes=1 << 20, wait=0.5)
+                found += [one.record for one in batch.records]
+    return found
 
 
 @dataclasses.dataclass

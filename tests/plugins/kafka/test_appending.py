@@ -15,10 +15,10 @@ import orjson
 import pytest
 from aiokafka.conn import AIOKafkaConnection
 
-from engage.api import Event, EventLog, LogReader, LogRecord, Outcome, Status, StorageUnavailable
+from engage.api import Event, EventLog, LogReader, Outcome, Status, StorageUnavailable
 from engage.api.log_records import record_of, unpack
 from support import kafka
-from support.kafka_log import make_log, opened, record, topic_name
+from support.kafka_log import make_log, opened, read_records, record, topic_name
 
 WEAK = {"allow_weak_acknowledgement": True}
 OK = Outcome(Status.STORED)
@@ -144,10 +144,7 @@ async def test_what_another_client_writes_is_read(kafka_nodes: kafka.Cluster) ->
     async with opened(kafka_nodes.servers(), topic) as log:
         reader = log.reader("g")
         await reader.open()
-        found: list[LogRecord] = []
-        while len(found) < 2:
-            batch = await reader.read(max_records=10, max_bytes=1 << 20, wait=5)
-            found += [one.record for one in batch.records]
+        found = await read_records(reader, 2)
         await reader.close()
     assert (found[0].key, found[0].value, dict(found[0].headers)) == (b"", b"", {})
     assert (found[1].key, found[1].value) == (b"k", b"v")
@@ -174,27 +171,17 @@ async def test_a_reader_is_closed_while_a_request_of_it_waits(
         assert not any(one.connected() for one in consumer._client._conns.values())
 
 
-async def _read(reader: LogReader, count: int) -> set[bytes]:
-    """Return the values of this number of records, as the loader reads: again after a failure."""
-    found: set[bytes] = set()
-    async with asyncio.timeout(30):
-        while len(found) < count:
-            try:
-                batch = await reader.read(max_records=10, max_bytes=1 << 20, wait=0.5)
-            except StorageUnavailable:
-                continue
-            found |= {one.record.value for one in batch.records}
-    return found
-
-
 async def test_a_reader_goes_on_if_the_task_that_fetches_has_ended(servers: str) -> None:
     """aiokafka itself would wait for it without limit."""
     async with _reading(servers) as (log, reader, consumer):
         await log.append([record("a")])
-        assert len(await _read(reader, 1)) == 1
+        assert len(await read_records(reader, 1)) == 1
         consumer._fetcher.error_future.cancel()
         await log.append([record("b")])
-        assert len(await _read(reader, 2)) == 2  # Nothing was committed.
+        assert {one.value for one in await read_records(reader, 2)} == {
+            b"a",
+            b"b",
+        }  # Nothing was committed.
 
 
 async def test_a_connection_that_was_just_closed_ends_no_task(
@@ -203,7 +190,7 @@ async def test_a_connection_that_was_just_closed_ends_no_task(
     """uvloop raises a plain ``RuntimeError`` then."""
     async with _reading(servers) as (log, reader, consumer):
         await log.append([record("a")])
-        assert len(await _read(reader, 1)) == 1
+        assert len(await read_records(reader, 1)) == 1
         task = consumer._fetcher.error_future
         broken: list[type] = []
         send = AIOKafkaConnection.send
@@ -216,6 +203,6 @@ async def test_a_connection_that_was_just_closed_ends_no_task(
 
         monkeypatch.setattr(AIOKafkaConnection, "send", closed)
         await log.append([record("b")])
-        assert len(await _read(reader, 1)) == 1
+        assert len(await read_records(reader, 1)) == 1
         assert len(broken) == 3
         assert not task.done()

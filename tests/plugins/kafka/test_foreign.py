@@ -15,7 +15,7 @@ from engage.api import StorageIncompatible
 from engage_plugins.kafka import aio, client
 from engage_plugins.kafka.reading import KafkaReader
 from support import kafka
-from support.kafka_log import make_log, opened, record, topic_name, until
+from support.kafka_log import make_log, opened, read_records, record, topic_name, until
 
 nodes = pytest.mark.kafka
 long = pytest.mark.timeout(600, func_only=True)
@@ -109,12 +109,9 @@ async def test_a_topic_that_is_made_again_under_a_reader_is_read_from_its_beginn
         await log.append([record(f"old{number}") for number in range(30)])
         reader = log.reader("g")
         await reader.open()
-        found: list[str] = []
-        while len(found) < 30:
-            batch = await reader.read(max_records=10, max_bytes=1 << 20, wait=0.5)
-            found += [one.record.value.decode() for one in batch.records]
-            if len(found) == 10:
-                await reader.commit({0: 10})
+        await read_records(reader, 10)
+        await reader.commit({0: 10})
+        await read_records(reader, 20)
         deleted = kafka_nodes.admin.delete_topics([topic], operation_timeout=60)[topic]
         await asyncio.to_thread(deleted.result)
         await asyncio.to_thread(kafka_nodes.make_topic, topic, partitions=1)
@@ -123,7 +120,7 @@ async def test_a_topic_that_is_made_again_under_a_reader_is_read_from_its_beginn
         await log.append([record(name) for name in new])
         # The storage has been slow, and now has the last batch.
         await reader.commit({0: 30})
-        found = []
+        found: list[str] = []
         gaps: dict[int, tuple[int, int]] = {}
         while len(found) < 50:
             batch = await reader.read(max_records=100, max_bytes=1 << 20, wait=0.5)
@@ -156,10 +153,7 @@ async def test_what_brokers_compress_is_read(
             other.flush()
         reader = log.reader("g")
         await reader.open()
-        values: set[bytes] = set()
-        while len(values) < 4:
-            batch = await reader.read(max_records=100, max_bytes=1 << 20, wait=0.5)
-            values |= {one.record.value for one in batch.records}
+        assert len({one.value for one in await read_records(reader, 4)}) == 4
         await reader.close()
     monkeypatch.setattr(client.aiokafka.codec, "has_zstd", lambda: False)
     with pytest.raises(StorageIncompatible, match=r"compression\.type=zstd"):

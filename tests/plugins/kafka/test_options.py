@@ -19,7 +19,14 @@ from engage.api import ConfigError, StorageUnavailable
 from engage_plugins.kafka import _make, engage_register_log
 from engage_plugins.kafka.options import address
 from support import kafka
-from support.kafka_log import connections_closed, make_log, opened, record, topic_name
+from support.kafka_log import (
+    connections_closed,
+    make_log,
+    opened,
+    read_records,
+    record,
+    topic_name,
+)
 
 SCRAM = {
     "sasl_mechanism": "SCRAM-SHA-512",
@@ -114,12 +121,9 @@ async def test_tls_and_sasl(kafka_nodes: kafka.Cluster) -> None:
             await log.append([record(f"{number}")])
             reader = log.reader(f"g{number}")
             await reader.open()
-            found: list[str] = []
-            while len(found) <= number:
-                batch = await reader.read(max_records=10, max_bytes=1 << 20, wait=5)
-                found += [one.record.value.decode() for one in batch.records]
+            found = await read_records(reader, number + 1)
             await reader.close()
-            assert found == [f"{n}" for n in range(number + 1)]
+            assert [one.value for one in found] == [b"%d" % n for n in range(number + 1)]
 
 
 @pytest.mark.kafka
