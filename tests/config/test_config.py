@@ -89,7 +89,7 @@ def test_a_short_config_has_the_defaults(write: Any) -> None:
 
 
 #: Each key of these sections has a value that is not its default.
-SET = {
+SET: dict[str, Any] = {
     "server": ServerConfig(
         host="0.0.0.0",
         port=9000,
