@@ -99,7 +99,7 @@ async def test_a_record_that_changes_meanwhile_is_not_overwritten() -> None:
         await target.put_record(record("k", body=b'{"n":9}', at=TIME + 9))
         return found
 
-    target.get_record = get_record  # type: ignore[method-assign]
+    target.get_record = get_record  # type: ignore[assignment]
     keys = (await copied(source, target))["write keys"]
     assert (keys.copied, keys.conflicting) == (0, 1)
     assert [one.body for one in await all_pages(target.list_records, "key")] == [b'{"n":9}']
