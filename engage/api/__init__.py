@@ -37,7 +37,8 @@ The errors of engage, with the code that raises each, and its effect::
 ``transforms.py``      the interfaces of transforms and observers
 ``suppressions.py``    the interface of a storage that keeps suppressed addresses
 ``registration.py``    the type of ``register``, the argument of a hook
-``times.py``           the form and the range of stored times
+``times.py``           the form and the range of stored times, and the other forms that are read
+``json_values.py``     JSON with values that cannot be stored as they were sent
 ``verification.py``    the interface of a storage that ``engage verify`` can look into
 =====================  =====================================================================
 

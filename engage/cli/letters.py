@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -16,6 +16,7 @@ from engage.api import (
     EventStore,
     RecordStore,
 )
+from engage.api.times import EVENT_TIMES
 from engage.cli.common import operator, workspace_option
 from engage.upkeep.audit import record_audit
 
@@ -28,6 +29,7 @@ __all__ = [
     "pointer_option",
     "reason_option",
     "record",
+    "set_option",
     "type_option",
     "unverified_option",
 ]
@@ -50,6 +52,15 @@ unverified_option = click.option(
 reason_option = click.option("--reason", metavar="CODE", help="Only letters with this reason.")
 pointer_option = click.option(
     "--pointer", metavar="POINTER", help="Only letters whose first error is at this JSON pointer."
+)
+_TIMES: Final = {f"/{name}=receivedAt": name for name in EVENT_TIMES}
+set_option = click.option(
+    "--set",
+    "times",
+    type=click.Choice(list(_TIMES)),
+    multiple=True,
+    callback=lambda _context, _option, chosen: [_TIMES[one] for one in chosen],
+    help="Leave out a time that cannot be read, so that the event happened when it arrived.",
 )
 key_option = click.option("--key", metavar="ID", help="Only letters of this write key.")
 

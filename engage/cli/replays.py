@@ -39,6 +39,7 @@ from engage.cli.letters import (
     pointer_option,
     reason_option,
     record,
+    set_option,
     type_option,
     unverified_option,
 )
@@ -109,12 +110,14 @@ def check(
 
 @click.command(
     epilog="\b\nExample:\n  engage dead-letters replay --workspace acme ID event.json\n"
-    "  engage dead-letters replay --workspace acme --reason transform_failed --all"
+    "  engage dead-letters replay --workspace acme --reason transform_failed --all\n"
+    "  engage dead-letters replay --pointer /timestamp --set /timestamp=receivedAt --all"
 )
 @config_option
 @letters_option
 @new_id_option
 @unverified_option
+@set_option
 @reason_option
 @pointer_option
 @key_option
@@ -127,6 +130,7 @@ def replay(
     workspace_id: str | None,
     new_id: bool,
     unverified: bool,
+    times: Sequence[str],
     reason: str | None,
     pointer: str | None,
     key: str | None,
@@ -145,13 +149,14 @@ def replay(
     config, workspace = load_chosen(config_path, workspace_id)
     registry = registry_of(ctx, config)
     if every:
-        asyncio.run(_replay_all(registry, config, workspace, wanted, new_id, unverified))
+        asyncio.run(_replay_all(registry, config, workspace, wanted, new_id, unverified, times))
         return
     letter_id, *files = what
     if not _ID.match(letter_id) or len(files) > 1:
         raise click.UsageError("a replay needs the ID of a dead letter and at most one FILE")
     text = _read(files[0]) if files else None
-    asyncio.run(_replay(registry, config, (workspace, letter_id), text, new_id, unverified))
+    place = (workspace, letter_id)
+    asyncio.run(_replay(registry, config, place, text, new_id, unverified, times))
 
 
 async def _replay(
@@ -161,11 +166,13 @@ async def _replay(
     text: bytes | None,
     new_id: bool,
     unverified: bool,
+    times: Sequence[str],
 ) -> None:
-    from engage.pipeline.replay import audit_details
+    from engage.pipeline.replay import audit_details, undated
 
     async with _app(registry, config) as (app, _):
         letter = await letter_of(kept(app.store), *place)
+        text = undated(letter, times) if text is None else text
         replayed = await app.replays.replay(letter, text, new_id=new_id, unverified=unverified)
         details = audit_details(letter, text, replayed)
         details |= {"unverified": True} if unverified else {}
@@ -183,6 +190,7 @@ async def _replay_all(
     wanted: LetterFilter,
     new_ids: bool,
     unverified: bool,
+    times: Sequence[str],
 ) -> None:
     from engage.pipeline.bulk_replay import BulkReplay
 
@@ -196,6 +204,7 @@ async def _replay_all(
             clock=app.clock,
             new_ids=new_ids,
             unverified=unverified,
+            times=times,
         )
         replay.start()
         try:

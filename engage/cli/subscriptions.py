@@ -39,7 +39,7 @@ from engage.cli.common import (
 from engage.cli.export import export
 from engage.cli.progress import Progress
 from engage.config import Config
-from engage.errors import ApiError, from_problems, quote
+from engage.errors import ApiError, quote
 from engage.handlers.operations import PREFERENCES_PAGE
 from engage.keys.links import subscription_hash
 from engage.pipeline.subscriptions import CHOICES, Subscriptions
@@ -166,9 +166,8 @@ class _Import:
     async def _add(self, row: Mapping[str, Any] | str) -> None:
         if isinstance(row, str):
             raise ApiError("invalid_payload", row)
-        if not self._schemas.is_valid("choice", row):
-            raise from_problems(self._schemas.problems("choice", row))
-        async for change in self._subscriptions.changes_of(self._workspace, row):
+        choice = self._schemas.read("choice", row)
+        async for change in self._subscriptions.changes_of(self._workspace, choice):
             self._waiting.append(change)
             if len(self._waiting) >= PAGE:
                 await self._flush()

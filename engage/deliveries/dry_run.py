@@ -25,7 +25,7 @@ from engage.deliveries.delivery import (
 from engage.deliveries.fetcher import Fetcher
 from engage.deliveries.opt_outs import Effects, Owned, effects, owned_addresses
 from engage.deliveries.recipients import Recipients, is_looked_up, without_lookup
-from engage.errors import ApiError, Problem, from_problems, located
+from engage.errors import ApiError, Problem, located
 from engage.pipeline.decode import check_encoding
 from engage.pipeline.normalise import Arrival, normalise
 from engage.pipeline.validate import Schemas
@@ -197,7 +197,5 @@ def _stored(document: dict[str, Any], arrival: Arrival, schemas: Schemas) -> dic
     :raises ApiError: if it is not valid.
     """
     kind = str(document.get("type"))
-    found = schemas.problems(kind if kind in EVENT_TYPES else "item", document)
-    if found:
-        raise from_problems(found)
+    document = schemas.read(kind if kind in EVENT_TYPES else "item", document)
     return normalise(document, kind, arrival).document()

@@ -130,7 +130,9 @@ class OptOuts:
             if stored is not None:
                 return min(stored.timestamp, now)
         # With a log, the event may not be in the store yet.
-        return min(parse_field({**document}, "timestamp"), now) if "timestamp" in document else now
+        return (
+            min(parse_field({**document}, "timestamp"), now) if document.get("timestamp") else now
+        )
 
 
 async def owned_addresses(

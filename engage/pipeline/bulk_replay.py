@@ -11,7 +11,7 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from engage.api import DeadLetterStore, RecordStore, StorageUnavailable
@@ -44,6 +44,7 @@ class BulkReplay:
     :param clock: returns milliseconds since 1970 UTC.
     :param new_ids: whether the events get new message ids, which conflicts need.
     :param unverified: see :meth:`engage.pipeline.replay.Replays.replay`.
+    :param times: see :func:`engage.pipeline.replay.undated`.
     """
 
     def __init__(
@@ -57,12 +58,14 @@ class BulkReplay:
         clock: Callable[[], int],
         new_ids: bool = False,
         unverified: bool = False,
+        times: Sequence[str] = (),
     ) -> None:
         self._store = store
         self._replays = replays
         self._clock = clock
         self._new_ids = new_ids
         self._unverified = unverified
+        self._times = times
         self._task: asyncio.Task[None] | None = None
         self._cancelled = False
         self._in_a_row = 0
@@ -126,7 +129,7 @@ class BulkReplay:
             page = await self._store.scan_dead_letters(self.workspace_id, after=cursor, limit=PAGE)
             letters = [letter for letter in page.items if self.wanted.matches(letter)]
             for result in await self._replays.replay_all(
-                letters, new_id=self._new_ids, unverified=self._unverified
+                letters, new_id=self._new_ids, unverified=self._unverified, times=self._times
             ):
                 self._add(result)
             if self.state == "stopped":
@@ -175,6 +178,7 @@ class BulkReplay:
             "state": self.state,
             "newIds": self._new_ids,
             "unverified": self._unverified,
+            **({"undated": list(self._times)} if self._times else {}),
             "stored": self.stored,
             "duplicates": self.duplicates,
             "failed": self.failed,

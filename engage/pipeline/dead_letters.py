@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import orjson
 
-from engage.api import API_ORIGIN, CONFLICT, DeadLetter, Event
+from engage.api import API_ORIGIN, CONFLICT, DAY_MS, DeadLetter, Event
+from engage.api.times import parse_time
 from engage.errors import ApiError, Problem
+from engage.pipeline.decode import Faulty
 from engage.pipeline.ids import idempotent_id
 from engage.pipeline.normalise import WRITE_KEY, dropped_traits, without_hash, without_write_keys
 
@@ -58,6 +60,12 @@ _COMPARED: Final = (
 _COMPARED_IN_DELIVERIES: Final = tuple(
     name for name in _COMPARED if name not in ("userId", "anonymousId")
 )
+
+#: Milliseconds by which the times of two events may differ, if nothing else does. An SDK stamps the
+#: time of a call, so an application that repeats a call with a message id of its own, which it does
+#: within minutes or hours, sends another time. An id that comes a day later is rather one that is
+#: used again by mistake. Segment, whose API this is, takes equal ids of 24 hours for one event.
+_SAME_TIME: Final = DAY_MS
 
 #: Fields that the id of a letter does not depend on, because an SDK may change them in a retry.
 _VOLATILE: Final = ("sentAt",)
@@ -126,6 +134,9 @@ def letter_of(
     :param envelope: of the request, see :func:`envelope_of`.
     :param index: the item's index in its batch.
     """
+    whole = True
+    if type(item) is Faulty:
+        whole, item = item.whole, item.value
     if isinstance(item, dict):
         without_hash(item := dict(item))
     fields: Mapping[str, Any] = item if isinstance(item, dict) else {}
@@ -155,7 +166,7 @@ def letter_of(
         message=problem.message,
         errors=[error.as_dict() for error in problem.errors],
         item=kept,
-        truncated=kept is not raw,
+        truncated=kept is not raw or not whole,
         headers=(),
         received_at=arrival.received_at,
         operation=operation,
@@ -227,7 +238,8 @@ def find_conflict(event: Event, stored: bytes) -> Conflict | None:
     """Compare an event with the event that is stored under its message id.
 
     A trait that was removed from either is not compared: whether it is protected may change between
-    two attempts of a client.
+    two attempts of a client. Nor is a time that differs by at most a day, unless something else
+    differs too.
 
     :param stored: the body of the stored event.
     :return: the conflict, or ``None`` if both are the same event (a duplicate).
@@ -248,6 +260,13 @@ def find_conflict(event: Event, stored: bytes) -> Conflict | None:
         for name in compared
         if (name in old or name in new) and _canonical(old.get(name)) != _canonical(new.get(name))
     ]
+    if fields == ["originalTimestamp"]:
+        was, now = (
+            parse_time(document.get("originalTimestamp", document.get("timestamp", "")))
+            for document in (old, new)
+        )
+        if was is not None and now is not None and abs(now - was) <= _SAME_TIME:
+            return None
     return Conflict(fields) if fields else None
 
 

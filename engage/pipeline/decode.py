@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turns the bytes of a body into a JSON value; safe for hostile input.
 
-No value is silently changed: integers outside the signed 64-bit range and numbers outside the range
-of a double are refused. Limits apply *before* the cost arises: the decompressed size is checked
-while decompressing, the number of values before parsing, and the depth without recursion.
+No value is silently changed: :func:`decode_json` refuses integers outside the signed 64-bit range,
+numbers outside the range of a double, and half of a surrogate pair. :func:`decode_items` then finds
+the items that have them, and reads the others. Limits apply *before* the cost arises: the
+decompressed size is checked while decompressing, the number of values before parsing, and the depth
+without recursion.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import re
 import zlib
@@ -17,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import orjson
 
-from engage.errors import ApiError, Limit, body_too_large
+from engage.api.json_values import IDS, TOO_DEEP, integer, read_json, storable, structure
+from engage.errors import ApiError, Limit, Problem, body_too_large, from_problems, pointer
 
 if TYPE_CHECKING:
     from engage.config import Limits
@@ -25,11 +29,14 @@ if TYPE_CHECKING:
 __all__ = [
     "SLICE",
     "Encoding",
+    "Faulty",
     "check_encoding",
+    "decode_items",
     "decode_json",
     "decode_json_in_slices",
     "decompress",
     "decompress_in_slices",
+    "read_item",
     "text_too_deep",
     "too_deep",
 ]
@@ -78,14 +85,29 @@ _TOKENS_SLICE: Final = 256 * 1024
 _NUMBER: Final = frozenset(b"-0123456789")
 #: A number with one of these is not an integer.
 _FLOAT: Final = frozenset(b".eE")
-#: The integers below this, and from its negative on, have 64 bits.
-_INTEGERS: Final = 2**63
 
 #: Bytes of a body from which its brackets are not counted.
 _UNCOUNTED: Final = 16 * 1024
 #: For the depth of a text: what is neither a bracket nor a quote, and brackets as braces.
 _NOT_STRUCTURE: Final = bytes(byte for byte in range(256) if byte not in b'{}[]"')
 _AS_BRACES: Final = bytes.maketrans(b"[]", b"{}")
+
+
+class Faulty(dict[str, Any]):
+    """An item that is JSON, but has a value that cannot be stored as it was sent.
+
+    It is empty, so it is invalid by the schema of every item, and valid items cost nothing for it.
+
+    :param value: what orjson writes as it was sent.
+    :param error: why the item is refused.
+    :param whole: whether nothing of the item was left out.
+    """
+
+    def __init__(self, value: Any, error: ApiError, *, whole: bool) -> None:
+        super().__init__()
+        self.value = value
+        self.error = error
+        self.whole = whole
 
 
 def check_encoding(content_encoding: str | Sequence[str] | None) -> Encoding:
@@ -235,6 +257,93 @@ async def decode_json_in_slices(data: bytes, limits: Limits) -> Any:
     return value
 
 
+def decode_items(data: bytes, limits: Limits, refusal: ApiError, *, batch: bool) -> Any:
+    """Parse a body that :func:`decode_json` refused, item by item.
+
+    This takes up to a hundred times as long, so a large body is not for the event loop.
+
+    :param refusal: the error of :func:`decode_json`.
+    :param batch: whether the items are in the member ``batch``; otherwise the body is the item.
+    :return: the JSON value, with a :class:`Faulty` in place of each item that cannot be stored.
+    :raises ApiError: 400 ``invalid_json``, if the body is not JSON; it names an item that is not.
+        The same if a value outside of the items cannot be stored.
+    """
+    if refusal.code != "invalid_json":
+        raise refusal
+    data = data.removeprefix(_BOM)
+    if not batch:
+        return _decode_item(data, limits, refusal)
+    skeleton, items = _split(data)
+    body = _decode_item(skeleton, limits, refusal, ids=frozenset())
+    if type(body) is Faulty:
+        raise body.error
+    places = body.get("batch") if type(body) is dict else None
+    # Of a batch with more items, only their number counts: it is refused.
+    if type(places) is list and len(places) <= limits.batch_events:
+        within = dataclasses.replace(limits, json_depth=limits.json_depth - 2)
+        body["batch"] = [_nth(index, items[at], within) for index, at in enumerate(places)]
+    return body
+
+
+def _nth(index: int, data: bytes, limits: Limits) -> Any:
+    """Parse an item of a batch."""
+    try:
+        return decode_json(data, limits)
+    except ApiError as error:
+        problem = Problem(f"/batch/{index}", error.message.removeprefix("the body "))
+        return _decode_item(data, limits, from_problems([problem], "invalid_json"))
+
+
+def read_item(data: bytes, *, ids: frozenset[str] = IDS) -> tuple[Any, list[Problem]]:
+    """Parse a JSON text of an item, also if it has values that cannot be stored.
+
+    :param ids: the members that are ids.
+    :return: what orjson writes with these values as they were sent, and a problem for each.
+    :raises ValueError: if it is not JSON.
+    """
+    found: list[tuple[tuple[str, ...], str]] = []
+    value = storable(read_json(data), lambda path: len(path) == 1 and path[0] in ids, found)
+    return value, [Problem("".join(map(pointer, path)), message) for path, message in found]
+
+
+def _decode_item(
+    data: bytes, limits: Limits, refusal: ApiError, *, ids: frozenset[str] = IDS
+) -> Any:
+    """:raises ApiError: ``refusal``, if it is not JSON."""
+    try:
+        value, found = read_item(data, ids=ids)
+    except ValueError:
+        raise refusal from None
+    problems = [problem for problem in found if problem.message != TOO_DEEP]
+    whole = len(problems) == len(found)
+    if too_deep(value, limits.json_depth):
+        rule = f"{TOO_DEEP}; it may have {limits.json_depth} levels here (limits.json_depth)"
+        problems.insert(0, Problem("", rule))
+    if not problems:
+        return value
+    return Faulty(value, from_problems(problems, "invalid_json"), whole=whole)
+
+
+def _split(data: bytes) -> tuple[bytes, list[bytes]]:
+    """Cut the elements out of the arrays that are members of a JSON object.
+
+    :return: the text with the number of each element in its place, and the elements.
+    """
+    pieces: list[bytes] = []
+    items: list[bytes] = []
+    position = 0
+    start: int | None = None  # where an element of such an array begins
+    for offset, sign, depth in structure(data):
+        if depth != 1:
+            continue
+        if start is not None and sign in b",]" and (item := data[start:offset]).strip():
+            pieces += data[position:start], b"%d" % len(items)
+            items.append(item)
+            position = offset
+        start = offset + 1 if sign == b"[" or (sign == b"," and start is not None) else None
+    return b"".join((*pieces, data[position:])), items
+
+
 def _parse(data: bytes, limits: Limits) -> Any:
     """Parse a body, without the checks of its depth and its integers."""
     size = len(data)
@@ -330,8 +439,7 @@ def text_too_deep(data: bytes, limit: int) -> bool:
 
 
 def _check_integer(text: bytes) -> None:
-    # At most 309 digits: orjson has refused numbers that exceed a double.
-    if not -_INTEGERS <= int(text) < _INTEGERS:
+    if type(integer(text.decode())) is not int:
         raise ApiError(
             "invalid_json",
             "an integer is outside the signed 64-bit range (-2**63 to 2**63-1);"

@@ -41,7 +41,7 @@ from engage.monitoring.metrics import Metrics
 from engage.pipeline.admission import LARGE_BODY
 from engage.pipeline.conflicts import Conflicts
 from engage.pipeline.dead_letters import find_conflict
-from engage.pipeline.decode import decode_json, decode_json_in_slices, decompress
+from engage.pipeline.decode import decode_items, decode_json, decode_json_in_slices, decompress
 from engage.pipeline.items import Items
 from engage.pipeline.normalise import Arrival, Envelope, engage_mark
 from engage.pipeline.transforms import Transforms
@@ -222,9 +222,12 @@ class Explainer:
 
     async def _decode(self, text: bytes) -> Any:
         text = decompress(text, "identity", self._size)
-        if len(text) > LARGE_BODY:
-            return await decode_json_in_slices(text, self._limits)
-        return decode_json(text, self._limits)
+        try:
+            if len(text) > LARGE_BODY:
+                return await decode_json_in_slices(text, self._limits)
+            return decode_json(text, self._limits)
+        except ApiError as error:
+            return decode_items(text, self._limits, error, batch=False)
 
     def _arrival(self, submission: Submission, common: dict[str, Any], now: int) -> Arrival:
         first = now if submission.received_at is None else max(min(submission.received_at, now), 0)

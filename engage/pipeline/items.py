@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from engage.api import CONFLICT, EVENT_TYPES, DeadLetter, Event, Outcome, Status
-from engage.errors import ApiError, Limit, from_problems
+from engage.errors import ApiError, Limit
 from engage.pipeline.dead_letters import Conflict, envelope_of, letter_of
+from engage.pipeline.decode import Faulty
 from engage.pipeline.normalise import Arrival, dropped_traits, normalise
 from engage.pipeline.results import BatchState, not_strict, outcome_of
 from engage.pipeline.subscriptions import CHANGE_EVENT
@@ -66,7 +67,7 @@ class Items:
         metrics: Metrics,
     ) -> None:
         self._schemas = schemas
-        self._validators = {kind: schemas.validator(kind) for kind in EVENT_TYPES}
+        self._validators = {kind: schemas.validator(kind) for kind in (*EVENT_TYPES, "item")}
         # ``None`` if there are no transforms, so that an event costs no call.
         self._transforms = transforms if transforms else None
         self._conflicts = conflicts
@@ -89,11 +90,11 @@ class Items:
         if kind is None:
             kind = item.get("type") if type(item) is dict else None
             if type(kind) is not str or kind not in self._validators:
-                raise from_problems(self._schemas.problems("item", item))
-            if arrival.rules is not None:
+                kind = "item"
+            elif arrival.rules is not None:
                 arrival.rules.check_operation(kind)
         if not self._validators[kind](item):
-            raise from_problems(self._schemas.problems(kind, item))
+            item = self._read(item, kind, arrival)
         event = normalise(item, kind, arrival, index)
         if event.name == CHANGE_EVENT and kind == "track":
             self._metrics.event(*IGNORED, 1, arrival.workspace_id, arrival.write_key_id)
@@ -105,6 +106,23 @@ class Items:
             return event, False
         transformed = self._transforms.apply(event, arrival.event_limit)
         return (event, True) if transformed is None else (transformed, False)
+
+    def _read(self, item: Any, kind: str, arrival: Arrival) -> Any:
+        """Return an item that its schema refuses, as :meth:`Schemas.read` does.
+
+        :raises ApiError: if it is invalid.
+        """
+        if type(item) is not Faulty:
+            return self._schemas.read(kind, item)
+        rules, value = arrival.rules, item.value
+        if rules is not None and type(value) is dict:
+            # As for every other item, its key is asked first: no letter is kept of what it refuses.
+            if rules.identity:
+                envelope = arrival.envelope
+                rules.check_user(value, None if envelope is None else envelope.user_hash)
+            if kind == "item" and value.get("type") in EVENT_TYPES:
+                rules.check_operation(value["type"])
+        raise item.error
 
     async def prepare_all(
         self,

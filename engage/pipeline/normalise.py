@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from engage.api import API_ORIGIN, DAY_MS, MAX_TIME, Event, render_time
+from engage.api import API_ORIGIN, MAX_TIME, Event, render_time
+from engage.api.times import parse_time, standard_time
 from engage.errors import ApiError, Limit, Problem, event_too_large, from_problems, quote
 from engage.pipeline.ids import idempotent_id, uuid7
 
@@ -41,8 +41,6 @@ __all__ = [
 
 #: Part of an event, as JSON, that may have a write key in it.
 WRITE_KEY: Final = b'"writeKey"'
-
-_EPOCH_ORDINAL: Final = datetime(1970, 1, 1, tzinfo=UTC).toordinal()
 
 _EMPTY: Final[Mapping[str, Any]] = {}
 
@@ -426,8 +424,6 @@ def parse_field(document: dict[str, Any], field: str) -> int:
         if document[field] is not None:
             return parse_field(document, field)
         rule = "must be an existing time in the years 1 to 9999 (UTC)"
-        if type(value) is float:  # JSON Schema accepts 1.0 as an integer.
-            rule = "must be a time, or whole seconds or milliseconds since 1970 without a fraction"
         raise from_problems([Problem(f"/{field}", f'{rule}, not "{quote(str(value))}"')])
     return milliseconds
 
@@ -435,53 +431,17 @@ def parse_field(document: dict[str, Any], field: str) -> int:
 def rfc3339(value: object) -> str | None:
     """Return a time as RFC 3339; one that has this form already is returned as it is.
 
-    :param value: valid by the schemas, as :func:`parse_time` needs it.
-    :return: ``None`` if the time does not exist, or is a number with a fraction.
+    :param value: a form of the table in docs/events.md, "Times".
+    :return: ``None`` for any other value, and for a time that does not exist.
     """
-    if type(value) is int:
-        return render_time(value * 1000 if value < _FIRST_MILLISECONDS else value)
-    if type(value) is not str:
-        return None
-    if parse_time(value) is None:
-        value = value.replace(" ", "T") + ("Z" if ":" in value else "T00:00:00Z")
-    return None if parse_time(value) is None else value
-
-
-def parse_time(text: str) -> int | None:
-    """Parse an RFC 3339 time.
-
-    :param text: matches the pattern in the schemas, which is not checked again; ``None`` is
-        returned for the other forms there. The second 60 (a leap second) is read as 59.999.
-    :return: milliseconds since 1970 UTC, rounded down, negative before 1970; ``None`` if the time
-        does not exist or is outside the years 1 to 9999 in UTC.
-    """
-    try:
-        moment = datetime.fromisoformat(text)
-    except TypeError:
-        return None
-    except ValueError:
-        text = text.upper()  # fromisoformat does not accept a lower-case z
-        if text[17:19] == "60":
-            text = text[:17] + "59.999" + text[19:].lstrip(".0123456789")
-        try:
-            moment = datetime.fromisoformat(text)
-        except ValueError:
+    if isinstance(value, int | float) and type(value) is not bool:
+        if not 0 <= value < 1000 * _FIRST_MILLISECONDS:  # as in schemas/payloads/common.json
             return None
-    zone = moment.tzinfo
-    if zone is None:
-        return None
-    days = moment.toordinal() - _EPOCH_ORDINAL
-    seconds = moment.hour * 3600 + moment.minute * 60 + moment.second
-    milliseconds = days * DAY_MS + seconds * 1000 + moment.microsecond // 1000
-    # For Z, ``fromisoformat`` uses this object; calling ``utcoffset`` would only take time.
-    offset = None if zone is UTC else moment.utcoffset()
-    if offset:
-        milliseconds -= (offset.days * 86400 + offset.seconds) * 1000
-    return milliseconds if _MIN_TIME <= milliseconds <= MAX_TIME else None
+        return render_time(round(value * 1000 if value < _FIRST_MILLISECONDS else value))
+    text = standard_time(value) if type(value) is str else None
+    return None if text is None or parse_time(text) is None else text
 
 
 #: A number below this is in seconds: as milliseconds it would be before March 1973, as seconds it
 #: is before the year 5139.
 _FIRST_MILLISECONDS: Final = 100_000_000_000
-#: The first millisecond of the year 1.
-_MIN_TIME: Final = (1 - _EPOCH_ORDINAL) * DAY_MS

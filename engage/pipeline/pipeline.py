@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
 from engage.api import Status, Suppression
-from engage.errors import ApiError, Limit, from_problems, invalid_link, overloaded
+from engage.errors import ApiError, Limit, invalid_link, overloaded
 from engage.keys.auth import KEYLESS_BODY, Authenticator, Principal
 from engage.keys.links import Person
 from engage.keys.rules import WITHOUT_LETTER
@@ -25,6 +26,8 @@ from engage.pipeline.clock import Clock
 from engage.pipeline.dead_letters import Conflict, envelope_of, letter_of
 from engage.pipeline.decode import (
     Encoding,
+    Faulty,
+    decode_items,
     decode_json,
     decode_json_in_slices,
     decompress_in_slices,
@@ -88,8 +91,6 @@ class Pipeline:
         self._keyless = Limit(min(KEYLESS_BODY.bytes, limits.decompressed_bytes), KEYLESS_BODY.key)
         self._authenticator = authenticator
         self._schemas = schemas
-        self._valid_envelope = schemas.validator("batch")
-        self._valid_fields = schemas.validator("common")
         self._conflicts = conflicts
         self._items = Items(
             schemas=schemas, transforms=transforms, conflicts=conflicts, metrics=metrics
@@ -132,7 +133,7 @@ class Pipeline:
         """
         brief = len(raw) <= BRIEF_BODY
         with await self._admit(raw, encoding, _share_of(principal), brief=brief):
-            item, size = await self._decode(raw, encoding, principal)
+            item, size = await self._decode(raw, encoding, principal, batch=False)
             principal = principal or self._principal(item, named)
             if principal.guard is not None:
                 principal.guard.take(1, size)
@@ -196,14 +197,15 @@ class Pipeline:
         with await self._admit(raw, encoding, _share_of(principal)) as admitted:
             if principal is not None and principal.guard is not None:
                 principal.guard.check()
-            body, size = await self._decode(raw, encoding, principal)
+            body, size = await self._decode(raw, encoding, principal, batch=True)
             principal = principal or self._principal(body, named)
-            valid = self._valid_envelope(body)
-            items: list[Any] = body["batch"] if valid else []
-            if principal.guard is not None:
-                principal.guard.take(max(len(items), 1), size)
-            if not valid:
-                raise from_problems(self._schemas.problems("batch", body))
+            items: list[Any] = []
+            try:
+                body = self._schemas.read("batch", body)
+                items = body["batch"]
+            finally:
+                if principal.guard is not None:
+                    principal.guard.take(max(len(items), 1), size)
             if len(items) > self._limits.batch_events:
                 raise ApiError(
                     "batch_too_large",
@@ -257,8 +259,7 @@ class Pipeline:
         """
         with await self._admit(raw, encoding, SUBSCRIPTIONS_SHARE):
             body, _ = await self._decode(raw, encoding, None, form=form)
-            if not self._schemas.is_valid("subscriptions", body):
-                raise from_problems(self._schemas.problems("subscriptions", body))
+            body = self._schemas.read("subscriptions", body)
         state = await self._subscriptions.change(body, source)
         self._metrics.event("subscription", "stored")
         return state
@@ -348,11 +349,19 @@ class Pipeline:
         return await self._ingest.admission.enter(key, small=small, brief=brief)
 
     async def _decode(
-        self, raw: bytes, encoding: Encoding, principal: Principal | None, *, form: bool = False
+        self,
+        raw: bytes,
+        encoding: Encoding,
+        principal: Principal | None,
+        *,
+        form: bool = False,
+        batch: bool | None = None,
     ) -> tuple[Any, int]:
         """Return a decoded body, and its size when it is decompressed.
 
         For the limits of the key, a body that cannot be decoded counts as an event.
+
+        :param batch: whether the body has many items; ``None``: it has none, and is not an item.
         """
         limit = self._keyless if principal is None else self._decompressed
         try:
@@ -360,9 +369,16 @@ class Pipeline:
                 raw = await decompress_in_slices(raw, encoding, limit)
             if form and not raw.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
                 return body_of_form(raw), len(raw)
-            if len(raw) > LARGE_BODY:
-                return await decode_json_in_slices(raw, self._limits), len(raw)
-            return decode_json(raw, self._limits), len(raw)
+            large = len(raw) > LARGE_BODY
+            try:
+                if large:
+                    return await decode_json_in_slices(raw, self._limits), len(raw)
+                return decode_json(raw, self._limits), len(raw)
+            except ApiError as refusal:
+                if batch is None:
+                    raise
+                decode = functools.partial(decode_items, raw, self._limits, refusal, batch=batch)
+                return await asyncio.to_thread(decode) if large else decode(), len(raw)
         except ApiError:
             if principal is not None and principal.guard is not None:
                 principal.guard.take(1, len(raw))
@@ -377,7 +393,7 @@ class Pipeline:
         event loop.
         """
         async with self._decoding_again:
-            body, _ = await self._decode(raw, encoding, principal)
+            body, _ = await self._decode(raw, encoding, principal, batch=True)
             items: list[Any] = body["batch"]
             return items
 
@@ -387,6 +403,8 @@ class Pipeline:
         :raises ApiError: if there is no key, it is unknown, disabled or refused, or the queue has
             no room for it (503 ``overloaded``).
         """
+        if type(body) is Faulty:
+            body = body.value
         principal = self._authenticator.body(body.get("writeKey") if type(body) is dict else None)
         if named is not None:
             named(principal)
@@ -438,8 +456,7 @@ class Pipeline:
         sent_at = body.get("sentAt")
         if sent_at is not None:
             # In an item a wrong one is an error; in the envelope it must not fail all items.
-            valid = self._valid_fields({"userId": "-", "sentAt": sent_at})
-            sent_at = rfc3339(sent_at) if valid else None
+            sent_at = rfc3339(sent_at)
         user_hash = context.get("userHash")
         without_hash(common := {"context": context})
         return Envelope(sent_at=sent_at, integrations=integrations, user_hash=user_hash, **common)

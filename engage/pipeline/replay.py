@@ -9,7 +9,7 @@ The composed server has one :class:`Replays` (``app.replays``)::
 
     explained = await replays.check(letter, text, new_id=False)   # an Explained
     replayed = await replays.replay(letter, text, new_id=False)   # a Replayed
-    several = await replays.replay_all(letters, new_id=False)
+    several = await replays.replay_all(letters, new_id=False, times=("timestamp",))
     audit_details(letter, text, replayed)   # what the audit keeps, action "letter-replayed"
 
 ``text`` is UTF-8 JSON as bytes; ``None`` replays the letter as it is.
@@ -29,7 +29,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import orjson
@@ -49,6 +49,7 @@ from engage.api import (
 from engage.errors import STATUS, ApiError, Problem
 from engage.keys.rules import UNVERIFIED
 from engage.pipeline.dead_letters import MAX_ITEM
+from engage.pipeline.decode import read_item
 from engage.pipeline.explain import Explained, Explainer, Submission
 from engage.upkeep.time_limit import within
 
@@ -65,6 +66,7 @@ __all__ = [
     "is_delivery",
     "obstacle_of",
     "text_of",
+    "undated",
 ]
 
 #: The code of a letter that cannot be replayed, see :func:`obstacle_of`.
@@ -110,7 +112,10 @@ def is_delivery(letter: DeadLetter) -> bool:
 def obstacle_of(letter: DeadLetter) -> str | None:
     """Return why a letter cannot be replayed: one sentence, or ``None`` if it can."""
     if letter.truncated:
-        return f"only its first {MAX_ITEM // 1024} KiB were kept; send the event again"
+        return (
+            f"only its first {MAX_ITEM // 1024} KiB were kept, or it is nested too deeply to keep"
+            " it whole; send the event again"
+        )
     if not is_delivery(letter) and letter.envelope is None:
         return (
             f"the context and integrations of its batch are larger than {MAX_ITEM // 1024} KiB,"
@@ -122,15 +127,31 @@ def obstacle_of(letter: DeadLetter) -> str | None:
 def text_of(letter: DeadLetter) -> str:
     """Return the item of a letter for a person to read and edit.
 
-    JSON is indented; all integers of 64 bits stay. Anything else, such as a cut item or the body of
-    a delivery, and JSON that would be longer than :data:`MAX_SHOWN`, is returned as it was kept.
+    JSON is indented; all numbers and ids stay. Anything else, such as a cut item or the body of a
+    delivery, and JSON that would be longer than :data:`MAX_SHOWN`, is returned as it was kept.
     """
     if not letter.truncated and not is_delivery(letter) and len(letter.item) <= MAX_ITEM:
-        with contextlib.suppress(ValueError, TypeError):  # TypeError: nested too deeply
-            indented = orjson.dumps(orjson.loads(letter.item), option=orjson.OPT_INDENT_2)
+        with contextlib.suppress(ValueError):
+            indented = orjson.dumps(read_item(letter.item)[0], option=orjson.OPT_INDENT_2)
             if len(indented) <= MAX_SHOWN:
                 return indented.decode()
     return letter.item.decode(errors="replace")
+
+
+def undated(letter: DeadLetter, times: Collection[str]) -> bytes | None:
+    """Return the item of a letter without some of its times, as text.
+
+    An event without a time has that of its arrival; without a ``sentAt``, its clock is right.
+
+    :param times: names of members.
+    :return: ``None``, if the item has none of them, or cannot be edited.
+    """
+    if not is_delivery(letter):
+        with contextlib.suppress(ValueError):
+            item, _ = read_item(letter.item)
+            if type(item) is dict and not item.keys().isdisjoint(times):
+                return orjson.dumps({name: item[name] for name in item if name not in times})
+    return None
 
 
 def audit_details(letter: DeadLetter, text: bytes | None, replayed: Replayed) -> dict[str, Any]:
@@ -219,14 +240,17 @@ class Replays:
         *,
         new_id: bool = False,
         unverified: bool = False,
+        times: Collection[str] = (),
     ) -> Sequence[Replayed]:
         """Replay letters as :meth:`replay` does, in one write.
 
         :param letters: letters of one workspace.
+        :param times: see :func:`undated`.
         :return: the outcome of each, in their order.
         :raises StorageUnavailable: as :meth:`replay`.
         """
-        return await self._run([(letter, None) for letter in letters], new_id, unverified)
+        wanted = [(letter, undated(letter, times)) for letter in letters]
+        return await self._run(wanted, new_id, unverified)
 
     # ------------------------------------------------------------------------------------ steps
     async def _run(

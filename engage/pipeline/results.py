@@ -12,6 +12,7 @@ from engage.api import EVENT_TYPES, Event
 from engage.errors import MAX_ERRORS, STATUS, ApiError, Problem, located
 from engage.keys.rules import WITHOUT_LETTER
 from engage.pipeline.dead_letters import Conflict
+from engage.pipeline.decode import Faulty
 
 __all__ = [
     "BatchResult",
@@ -85,6 +86,8 @@ class BatchState:
         # Its frames hold the item, which may be large, for as long as the answer takes.
         error.__traceback__ = None
         kind = message_id = None
+        if type(item) is Faulty:
+            item = item.value
         if type(item) is dict:
             kind, message_id = item.get("type"), item.get("messageId")
         shown = message_id[:256] if type(message_id) is str else None

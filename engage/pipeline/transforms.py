@@ -77,8 +77,10 @@ class Transforms:
         kind = document.get("type")
         if type(kind) is not str or kind not in EVENT_TYPES:
             raise _failed(name, [Problem("/type", f"must be one of {', '.join(EVENT_TYPES)}")])
-        if not self._schemas.is_valid(kind, document):
-            raise _failed(name, self._schemas.problems(kind, document))
+        try:
+            document = self._schemas.read(kind, document)
+        except ApiError as error:
+            raise _failed(name, error.errors) from None
         if too_deep(document, self._json_depth):
             depth = f"the limit is {self._json_depth} levels (limits.json_depth)"
             raise _failed(name, [Problem("", f"the event is nested too deeply; {depth}")])

@@ -23,8 +23,10 @@ import referencing
 from jsonschema.exceptions import ValidationError
 from referencing.jsonschema import DRAFT202012
 
+from engage.api.times import EVENT_TIMES
 from engage.config.schema_check import nearest
-from engage.errors import MAX_ERRORS, Problem, pointer, quote
+from engage.errors import MAX_ERRORS, Problem, from_problems, pointer, quote
+from engage.pipeline.normalise import rfc3339
 
 __all__ = ["Schemas"]
 
@@ -32,6 +34,11 @@ __all__ = ["Schemas"]
 _EXAMINED: Final = 5 * MAX_ERRORS
 
 _IDS: Final = frozenset({"/userId", "/anonymousId"})
+
+#: Members of events that are objects. PHP writes an empty one as ``[]``.
+_OBJECTS: Final = ("context", "integrations", "traits", "properties")
+#: The members of other kinds that are objects, and those that are times.
+_OTHERS: Final = {"choice": ((), ("updatedAt",)), "subscriptions": (("changes",), ())}
 
 
 def _pattern(
@@ -108,6 +115,33 @@ class Schemas:
     def is_valid(self, kind: str, value: Any) -> bool:
         """Return whether ``value`` is valid; fast."""
         return self._validators[kind](value)
+
+    def read(self, kind: str, value: Any) -> Any:
+        """Return a value that is valid, or valid with another form of its objects and times.
+
+        An empty list where an object is meant is ``{}``. A time in a form that the schemas do not
+        have becomes RFC 3339, and an empty one is absent (docs/events.md, "Times").
+
+        :raises ApiError: 400 ``invalid_payload``, if it is not.
+        """
+        valid = self._validators[kind]
+        if valid(value):
+            return value
+        if type(value) is dict:
+            objects, times = _OTHERS.get(kind, (_OBJECTS, EVENT_TIMES))
+            value = dict(value)
+            for name in objects:
+                if value.get(name) == []:
+                    value[name] = {}
+            for name in times:
+                time = value.get(name)
+                if time == "":
+                    del value[name]
+                elif not self._validators["common"]({"userId": "-", "timestamp": time}):
+                    value[name] = rfc3339(time) or time
+            if valid(value):
+                return value
+        raise from_problems(self.problems(kind, value))
 
     def problems(self, kind: str, value: Any) -> list[Problem]:
         """Describe the error in a value, for the client.

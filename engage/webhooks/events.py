@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import collections
-import datetime
 import re
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -23,6 +22,7 @@ from engage.api import (
     identifier_value,
     render_time,
 )
+from engage.api.times import parse_time, standard_time
 
 __all__ = [
     "ElementIds",
@@ -48,7 +48,6 @@ __all__ = [
     "user_id_notice",
 ]
 
-_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _NAMESPACE: Final = uuid.UUID("6f1d8a3e-3c0a-5a83-9a41-0f5b1c8f6f0e")
 #: An address; one whose local part is quoted may contain anything there.
 _ADDRESS: Final = re.compile(r'(?:"[^"]+"|[^\s@<>()",;:\\]+)@[^\s@<>()",;:\\]+')
@@ -142,27 +141,16 @@ def unix_time(seconds: object) -> str | None:
 
 
 def iso_time(value: object) -> str | None:
-    """Read a date and time in ISO 8601, with any number of digits of a second.
+    """Read a date and time in ISO 8601, in all forms that events of clients may have.
 
-    Without a zone it is UTC. A space before the zone, the zone ``UTC`` or ``GMT`` and the second 60
-    (read as 59.999) are accepted too.
+    Blanks around it are removed, and the second 60 is read as 59.999.
 
     :return: RFC 3339 in UTC with milliseconds; ``None`` for anything else, and for times outside
         the years 1970 to 9999.
     """
-    if not isinstance(value, str) or len(value) > 64 or not value.isascii():
-        return None
-    # In upper case, because fromisoformat() does not accept "z".
-    written = re.sub(r" ?(?:UTC|GMT)\Z| (?=[+-][0-9:]+\Z)", "", value.strip().upper())
-    written = re.sub(r"(:[0-5][0-9]):60(?:\.[0-9]*)?", r"\1:59.999", written, count=1)
-    try:
-        moment = datetime.datetime.fromisoformat(written)
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=datetime.UTC)
-        milliseconds = (moment - _EPOCH) // datetime.timedelta(milliseconds=1)
-    except (ValueError, OverflowError):
-        return None
-    return render_time(milliseconds) if 0 <= milliseconds <= MAX_TIME else None
+    text = standard_time(value.strip()) if isinstance(value, str) and len(value) <= 64 else None
+    milliseconds = None if text is None else parse_time(text)
+    return None if milliseconds is None or milliseconds < 0 else render_time(milliseconds)
 
 
 def at(value: object, path: str) -> object:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a request: headers, forms, JSON. No value is changed silently, and sizes are bounded.
+"""Reads a request: headers, forms, JSON. Sizes are bounded.
 
 ``verify`` runs on what anyone may send. :func:`form_bytes`, :func:`parse_envelope` and
 :func:`body_members` are for it: their time grows with the size of the body and with nothing else,
@@ -10,15 +10,15 @@ and decoding runs in C. 5 MiB of the worst form take about 50 ms. :func:`parse_j
 from __future__ import annotations
 
 import binascii
-import json
-import math
+import contextlib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Final
 
 import orjson
 
 from engage.api import PayloadInvalid, SignatureMismatch, WebhookRequest
+from engage.api.json_values import IDS, read_json, storable
 from engage.webhooks.events import at
 
 __all__ = [
@@ -123,82 +123,51 @@ def form_values(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
 
 
 def parse_json(data: bytes | str, *, elements: str | None = None) -> Any:
-    """Parse JSON without changing any value silently.
+    """Parse JSON; half of a surrogate pair becomes U+FFFD, and nothing else is changed silently.
 
-    If the JSON is a list, an element with a value that cannot be stored as it is (a lone surrogate,
-    a number beyond 64 bits) is replaced by ``None``, and the other elements are kept.
+    If the JSON is a list, an element with a value that cannot be stored as it is (a number that is
+    neither an integer of 64 bits nor a double, an id with half of a surrogate pair) is replaced by
+    ``None``, and the other elements are kept.
 
     :param elements: the dotted path of keys to such a list, if the JSON is an object.
-    :raises PayloadInvalid: if it is not UTF-8, not JSON, nested too deeply or has too many values,
-        or if it has a value outside such a list that cannot be stored as it is.
+    :raises PayloadInvalid: if it is not JSON in UTF-8 or has too many values, or if it has a value
+        outside such a list that cannot be stored as it is.
     """
     raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     raw = raw.removeprefix(b"\xef\xbb\xbf")
     # Counted first, because parsing 20 MiB of ``[],`` takes seconds and a gigabyte.
     if raw.count(b",") + raw.count(b"[") + raw.count(b"{") > MAX_VALUES:
         raise PayloadInvalid("the body has too many values")
+    # orjson reads an integer beyond 64 bits as a float, and more levels than it writes.
+    if not _LONG_NUMBER.search(raw):
+        with contextlib.suppress(orjson.JSONDecodeError, orjson.JSONEncodeError):
+            value = orjson.loads(raw)
+            orjson.dumps(value)
+            return value
     try:
-        value = orjson.loads(raw)
-        # orjson reads an integer beyond 64 bits as a float; only the slow parser has the digits.
-        if _LONG_NUMBER.search(raw):
-            value = json.loads(raw, parse_int=_integer)
-    except (ValueError, TypeError, RecursionError) as error:
-        try:
-            return _without_bad_elements(raw, elements)
-        except (ValueError, TypeError, RecursionError):
-            raise PayloadInvalid("the body is not JSON that can be stored") from error
-    return value
-
-
-def _integer(digits: str) -> int:
-    # The length is checked first: int() raises for thousands of digits.
-    if len(digits) > 20 or not -(2**63) <= int(digits) < 2**63:
-        raise ValueError("an integer beyond 64 bits")
-    return int(digits)
-
-
-def _without_bad_elements(raw: bytes, path: str | None) -> Any:
-    """Parse with the standard library what orjson refused.
-
-    :raises ValueError: if it is not JSON.
-    :raises TypeError: if a value that cannot be stored is not in an element.
-    """
-    # A number that cannot be stored becomes an object that orjson cannot write.
-    value = json.loads(
-        raw.decode(),
-        parse_int=lambda digits: _number(_integer, digits),
-        parse_float=lambda digits: _number(_finite, digits),
-        parse_constant=_finite,
-    )
-    found = value
-    for key in path.split(".") if path is not None and isinstance(value, dict) else ():
+        value = found = read_json(raw)
+    except ValueError:
+        raise PayloadInvalid("the body is not JSON") from None
+    for key in elements.split(".") if elements is not None and isinstance(value, dict) else ():
         found = found.get(key) if isinstance(found, dict) else None
     if isinstance(found, list):
-        found[:] = [element if _printable(element) else None for element in found]
-    orjson.dumps(value)
+        found[:] = map(_element, found)
+    problems: list[Any] = []
+    value = storable(value, _is_id, problems)
+    if problems:
+        raise PayloadInvalid(f"the body cannot be stored: a value in it {problems[0][1]}")
     return value
 
 
-def _number(read: Callable[[str], float], digits: str) -> object:
-    try:
-        return read(digits)
-    except ValueError:
-        return object()
+def _element(value: Any) -> Any:
+    """Return an element of a list as it can be stored; ``None`` if it cannot."""
+    problems: list[Any] = []
+    value = storable(value, _is_id, problems)
+    return None if problems else value
 
 
-def _finite(digits: str) -> float:
-    number = float(digits)
-    if not math.isfinite(number):
-        raise ValueError("not a number that JSON has")
-    return number
-
-
-def _printable(value: object) -> bool:
-    try:
-        orjson.dumps(value)
-    except TypeError:
-        return False
-    return True
+def _is_id(path: tuple[str, ...]) -> bool:
+    return bool(path) and path[-1] in IDS  # at any depth: services return what senders gave them
 
 
 def parse_envelope(data: bytes) -> dict[str, Any]:

@@ -58,14 +58,19 @@ def test_an_event_that_cannot_be_sent_does_not_stop_others(
         const face = "\U0001f600";
         engage.track("half an emoji", {cut: face.slice(0, 1), whole: face + " \\\\ud83d"});
         engage.track("beyond 64 bits", {n: 2 ** 64});
+        let deep = 1;
+        for (let n = 0; n < 70; n++) deep = [deep];
+        engage.track("too deep", {deep});
         for (let n = 0; n < 20; n++) engage.track("after " + n);
         engage.identify("");
         engage.identify(null, {plan: "pro"});
         engage.page(null, {x: 1});
     """)
-    stored = eventually(lambda: engage.export("events"), lambda e: len(e) >= 26)
-    assert names(stored) == ["first", "half an emoji", *(f"after {n}" for n in range(20))]
+    stored = eventually(lambda: engage.export("events"), lambda e: len(e) >= 27)
+    after = [f"after {n}" for n in range(20)]
+    assert names(stored) == ["first", "half an emoji", "beyond 64 bits", *after]
     assert stored[2]["properties"] == {"cut": "\ufffd", "whole": "\U0001f600 \\ud83d"}
+    assert stored[3]["properties"] == {"n": 2.0**64}
     assert stored[-2]["traits"] == {"plan": "pro"}
     assert stored[-1]["properties"]["x"] == 1
 

@@ -18,12 +18,13 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
-from engage.api import DeadLetter
+from engage.api import DeadLetter, render_time
 from engage.cli import main
 from engage.testing.factories import letter
 from engage.upkeep.audit import AUDIT, AuditEntry, read_entry
 from support import commands
 from support.identity import REQUIRED
+from support.pipeline import NOW
 from support.replay import make_bench
 from support.sqlite import config_file, open_store
 from support.waiting import wait_for
@@ -289,6 +290,77 @@ def test_all_letters_of_a_reason_are_replayed(stored: Path) -> None:
     assert (entry.action, entry.details["stored"]) == ("letters-replayed", 57)
     result = run("replay", *place, "--reason", "nothing", "--all")
     assert (result.exit_code, result.stdout) == (0, "0 stored, 0 stored before, 0 failed\n")
+
+
+def test_events_whose_time_cannot_be_read_happened_when_they_arrived(tmp_path: Path) -> None:
+    """All of them with one command; their other values stay, and the clock is not corrected."""
+
+    async def fill() -> None:
+        async with make_bench(tmp_path) as bench:
+            common = {"type": "track", "userId": "u", "event": "e"}
+            for number, time in enumerate(["4:30:29 PM", "28 Nov 2026", "1764304229"]):
+                bench.now = NOW + number
+                item = {**common, "messageId": f"m{number}", "timestamp": time, "n": 2**53 + 1}
+                await bench.send_batch([item], {"sentAt": "2020-01-01T00:00:00Z"})
+            bench.now = NOW + 10
+            wrong = {"timestamp": "x", "originalTimestamp": "y", "sentAt": "z"}
+            await bench.send({"userId": "u", "event": "e", "messageId": "m3", **wrong})
+            await bench.send({"userId": "u", "messageId": "m4"})
+
+    asyncio.run(fill())
+    path = tmp_path / "engage.toml"
+    place = ("--config", path, "--workspace", "acme", "--pointer", "/timestamp")
+    assert run("replay", *place, "--all").stdout == "0 stored, 0 stored before, 3 failed\n"
+    result = run("replay", *place, "--set", "/timestamp=receivedAt", "--all")
+    assert (result.exit_code, result.stdout) == (0, "3 stored, 0 stored before, 0 failed\n")
+    found = {event["messageId"]: event for event in events(path)}
+    for number in range(3):
+        event = found[f"m{number}"]
+        assert event["timestamp"] == render_time(NOW + number)
+        assert (event["n"], event["sentAt"]) == (2**53 + 1, "2020-01-01T00:00:00Z")
+        assert "originalTimestamp" not in event
+    assert audit(path)[-1].details["undated"] == ["timestamp"]
+    several, other = letters(path)
+    every = ("--config", path, "--workspace", "acme")
+    times = [f"--set=/{name}=receivedAt" for name in ("timestamp", "originalTimestamp", "sentAt")]
+    assert run("replay", *every, *times[:2], several.id).exit_code == 1
+    assert run("replay", *every, *times, several.id).exit_code == 0
+    assert events(path)[-1]["timestamp"] == render_time(NOW + 10)
+    # A letter with another fault is refused as before.
+    assert "event: is required" in run("replay", *every, *times, other.id).stderr
+    for wrong in ("/timestamp=now", "/properties=receivedAt", "timestamp"):
+        assert run("replay", *every, "--set", wrong, other.id).exit_code == 2
+
+
+def test_a_value_that_cannot_be_stored_is_shown_as_it_was_sent(tmp_path: Path) -> None:
+    """And can be corrected."""
+    values = ["12345678901234567890", "1e400", r'{"a\ud83d":1,"a\ude00":2}']
+
+    async def fill() -> None:
+        async with make_bench(tmp_path) as bench:
+            items = ",".join(
+                f'{{"type":"track","userId":"u","event":"e","properties":{{"v":{value}}}}}'
+                for value in values
+            )
+            body = f'{{"batch":[{items}]}}'.encode()
+            await bench.core.pipeline.batch(body, principal=bench.core.principal)
+
+    asyncio.run(fill())
+    path = tmp_path / "engage.toml"
+    place = ("--config", path, "--workspace", "acme")
+    listed = run("list", *place, "--groups")
+    assert (listed.exit_code, "/properties/v" in listed.stdout) == (0, True)
+    exported = CliRunner().invoke(main, ["export", "dead-letters", "--config", str(path)])
+    for value, one in zip(values, letters(path), strict=True):
+        assert value in json.loads(exported.stdout.splitlines()[values.index(value)])["item"]
+        assert run("show", *place, one.id).exit_code == 0
+        item = run("show", *place, "--item", one.id).stdout
+        assert value in item
+        assert "invalid_json" in run("check", *place, one.id).stderr
+        file = tmp_path / "event.json"
+        file.write_text(item.replace(value, '"corrected"'))
+        assert run("replay", *place, one.id, file).exit_code == 0
+    assert [event["properties"] for event in events(path)] == [{"v": "corrected"}] * 3
 
 
 def test_letters_from_before_users_were_verified_need_the_operators_word(stored: Path) -> None:

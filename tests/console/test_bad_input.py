@@ -142,6 +142,39 @@ def test_the_editor_shows_characters_that_reorder_text_as_escapes(
     assert server.export()[-1]["userId"] == strange
 
 
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (r'{"a\ud83d":1,"a\ude00":2}', r"a\ud83d"),
+        ("12345678901234567890", "12345678901234567890"),
+        ("1e400", "1e400"),
+        ("[" * 2000 + "]" * 2000, "nested too deeply"),
+    ],
+    ids=["two keys", "integer", "double", "levels"],
+)
+def test_a_value_that_cannot_be_stored_is_shown_on_every_page(
+    server: Server, client: httpx.Client, value: str, shown: str
+) -> None:
+    """As it was sent, and it is refused again."""
+    fault = f'{{"type":"track","userId":"u\\ud83d","event":"e","properties":{{"v":{value}}}}}'
+    answer = server.post("/v1/batch", f'{{"batch":[{fault}]}}'.encode())
+    assert len(answer.json()["rejected"]) == 1
+    letter = server.export("dead-letters")[-1]
+    query = {"workspace": "acme", "id": letter["id"]}
+    for route in ("letter", "rejected", "events", "live", ""):
+        assert client.get(route, params=query).status_code == 200
+    page = html.unescape(client.get("letter", params=query).text)
+    assert shown in page
+    assert client.get("event.json", params={"letter": letter["id"]}).status_code == 200
+    if value.startswith("["):
+        return  # Its deepest levels were not kept, so it cannot be edited.
+    text = re.search(r"<textarea[^>]*>(.*?)</textarea>", page, re.DOTALL)
+    assert text is not None
+    checked = client.post("letter/check", data={**query, "text": text[1]})
+    assert checked.status_code == 200
+    assert "half of a surrogate pair" in checked.text
+
+
 DEEP = 60
 #: Items and bodies that another program may have written, and the traits of a user: JSON with far
 #: more indentation than text, deeper than a parser goes, with many lines, with invisible text.

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps schemathesis from sending JSON that engage refuses and JSON Schema cannot exclude.
+"""Keeps schemathesis from sending JSON that engage refuses and JSON Schema cannot exclude, and what
+engage reads beyond its schemas.
 
-See docs/http.md, "Decoding"."""
+See docs/events.md, "Fields of an event"."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import schemathesis
 
 _TIMES = ("timestamp", "originalTimestamp", "sentAt")
 _IDS = ("userId", "anonymousId", "groupId", "previousId")
+_OBJECTS = ("traits", "properties", "context", "integrations", "changes")
 
 
 @schemathesis.hook
@@ -37,7 +39,12 @@ def _fit(value: Any) -> Any:
             number = fitted.get(name)
             if isinstance(number, float) and number.is_integer():
                 fitted[name] = _fit(int(number))
+        for name in _OBJECTS:
+            if fitted.get(name) == []:
+                fitted[name] = [None]
         for name in _TIMES:
+            if fitted.get(name) == "" or isinstance(fitted.get(name), float):
+                fitted[name] = "-"
             if isinstance(fitted.get(name), str):
                 fitted[name] = re.sub(
                     r"^[0-9]{4}(-[0-9]{2})-(29|30|31)", r"2000\1-28", fitted[name]

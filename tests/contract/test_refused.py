@@ -37,7 +37,7 @@ HALF_EVENT = {**LARGE_EVENT, "properties": {"x": "y" * 50_000}}
         (TRACK, b"not json", 400, "invalid_json", ""),
         (BATCH, b'{"batch":[]} x', 400, "invalid_json", ""),
         (TRACK, event("userId", "9" * 40), 400, "invalid_json", "64-bit"),
-        (TRACK, event("properties", r'{"\ud800":1}'), 400, "invalid_json", ""),
+        (TRACK, event("properties", r'{"\ud800":1,"\udc00":2}'), 400, "invalid_json", "surrogate"),
         (TRACK, b'{"a":' * 100_000 + b"1" + b"}" * 100_000, 400, "invalid_json", "json_depth"),
         (TRACK, event("x", f"[{'1,' * 250_000}1]"), 413, "body_too_large", "limits.json_values"),
         (TRACK, [], 400, "invalid_payload", ""),

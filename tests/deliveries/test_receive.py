@@ -299,7 +299,7 @@ def test_a_delivery_that_is_nested_too_deeply_is_no_failure_of_the_provider(
         provider, request(body, {"X-Shopify-Topic": "orders/create"}), 9
     )
     assert not translation.events
-    assert [one.message for one in problems] == ["the delivery is nested too deeply"]
+    assert ["is nested too deeply" in one.message for one in problems] == [True]
     assert not caplog.records
 
 

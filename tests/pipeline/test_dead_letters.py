@@ -171,11 +171,31 @@ def test_a_removed_trait_is_not_compared(
     [
         *({}, {"receivedAt": "2027-01-01T00:00:00.000Z", "timestamp": "x"}),
         {"context": {"x": 2}, "sentAt": "x", "integrations": {"A": True}},
-        *({"properties": {"b": [1.5], "a": 1}}, {"traits": {}}, {"traits": None}),
+        {"properties": {"b": [1.5], "a": 1}},
+        {"traits": {}},
+        {"traits": None},
+        # A time that differs by at most a day, in either direction.
+        {"originalTimestamp": "2026-11-21T09:30:00.001Z"},
+        {"originalTimestamp": "2026-11-22T09:30:00Z"},
+        {"originalTimestamp": "2026-11-20T10:30:00+01:00"},
     ],
 )
 def test_the_same_event_again_is_a_duplicate(changed: dict[str, Any]) -> None:
     assert compare({**STORED, **changed}) == []
+    assert compare(STORED, {**STORED, **changed}) == []
+
+
+@each(
+    "received, fields",
+    [
+        ("2026-11-22T09:30:00.000Z", []),
+        ("2026-11-22T09:30:00.001Z", ["originalTimestamp"]),
+    ],
+)
+def test_an_event_without_a_time_has_that_of_its_arrival(received: str, fields: list[str]) -> None:
+    undated = {name: STORED[name] for name in STORED if name != "originalTimestamp"}
+    undated |= {"receivedAt": received, "timestamp": received}
+    assert compare(undated) == compare(STORED, undated) == fields
 
 
 @each(
@@ -188,7 +208,13 @@ def test_the_same_event_again_is_a_duplicate(changed: dict[str, Any]) -> None:
         ({"properties": {"a": True, "b": [1.5]}}, ["properties"]),
         ({"properties": {"a": 1.0, "b": [1.5]}}, ["properties"]),
         ({"properties": {"a": 1}}, ["properties"]),
-        ({"originalTimestamp": "2026-11-21T09:30:01Z"}, ["originalTimestamp"]),
+        ({"originalTimestamp": "2026-11-22T09:30:00.001Z"}, ["originalTimestamp"]),
+        ({"originalTimestamp": "2026-11-20T09:29:59.999Z"}, ["originalTimestamp"]),
+        ({"originalTimestamp": "soon"}, ["originalTimestamp"]),
+        (
+            {"originalTimestamp": "2026-11-21T09:30:01Z", "properties": {}},
+            ["properties", "originalTimestamp"],
+        ),
     ],
 )
 def test_another_event_under_the_same_id_is_a_conflict(

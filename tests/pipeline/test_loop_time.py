@@ -88,6 +88,13 @@ BODIES: dict[str, Callable[[], bytes]] = {
     "invalid times": lambda: batch(
         b'{"type":"track","userId":"u","event":"e","timestamp":"' + b"2" * 7000 + b'"}', 2500
     ),
+    "numbers that cannot be stored": lambda: one(b"[" + b"1e400," * (VALUES - 10) + b"1]"),
+    "integers that are doubles": lambda: one(
+        b"[" + b"18446744073709552000," * (VALUES - 10) + b"1]"
+    ),
+    "half an emoji in every text": lambda: one(b"[" + b'"\\ud83d",' * (VALUES - 10) + b"1]"),
+    "half an emoji in one": lambda: one(b'["\\ud83d","' + b"x" * (SIZE - 300) + b'"]'),
+    "faulty items": lambda: batch(track(b'{"a":1e400,"b":"' + b"x" * 8000 + b'"}'), 2500),
     "many unknown fields": lambda: batch(
         b'{"type":"track","userId":"u","event":"e",' + keys(95, 10)[1:], 2500
     ),

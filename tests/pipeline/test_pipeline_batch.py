@@ -215,7 +215,7 @@ async def test_a_strict_batch_keeps_no_dead_letter_when_a_transform_fails() -> N
     "sent_at",
     [
         *("yesterday", "2026-02-30T00:00:00Z", "2026-02-30", "20260101", {}, "", "1767225610"),
-        *(-5, 1.0, 1_767_225_610.0, True, 10**14, [1_767_225_610]),
+        *(-5, -0.5, True, 10**14, 1e14, [1_767_225_610], "2026-W01-1", "2026-01-01T24:00:00Z"),
     ],
 )
 async def test_an_unparsable_time_of_the_envelope_is_ignored(sent_at: Any) -> None:
@@ -226,7 +226,13 @@ async def test_an_unparsable_time_of_the_envelope_is_ignored(sent_at: Any) -> No
     assert "sentAt" not in document
 
 
-@each("sent_at", [1_767_225_610, 1_767_225_610_000, "2026-01-01T00:00:10", "2026-01-01 00:00:10"])
+@pytest.mark.parametrize(
+    "sent_at",
+    [
+        *(1_767_225_610, 1_767_225_610_000, "2026-01-01T00:00:10", "2026-01-01 00:00:10"),
+        *(1_767_225_610.0, "2026-01-01T01:00:10+01", "20260101T000010Z", "٢٠٢٦-٠١-٠١T٠٠:٠٠:١٠Z"),
+    ],
+)
 async def test_a_time_of_the_envelope_may_have_all_forms(sent_at: Any) -> None:
     core = make_core()
     await send_batch(
@@ -238,6 +244,22 @@ async def test_a_time_of_the_envelope_may_have_all_forms(sent_at: Any) -> None:
     (letter,) = core.letters
     assert orjson.loads(letter.item) == {**BAD, "timestamp": 5}
     assert orjson.loads(letter.envelope or b"") == {"sentAt": document["sentAt"]}
+
+
+@pytest.mark.parametrize("time", [1_767_225_600, 1_767_225_600_000, "2026-01-01 00:00:00.5"])
+async def test_a_repeated_time_of_another_form_is_a_duplicate(time: Any) -> None:
+    core = make_core()
+    item = {**GOOD, "messageId": "m", "timestamp": time}
+    assert (await send_batch(core, [item])).accepted == 1
+    await send_event(core, item)
+    result = await send_batch(core, [item, {**item, "timestamp": time}])
+    assert (result.duplicates, core.letters) == (2, [])
+    # A time of another day is a conflict, whose letter has the time as it was sent.
+    for _ in range(2):
+        await send_event(core, {**item, "timestamp": 1_767_312_001})
+    (letter,) = core.letters
+    assert letter.reason == "message_id_conflict"
+    assert orjson.loads(letter.item)["timestamp"] == 1_767_312_001
 
 
 async def test_the_number_and_the_size_of_the_events_are_limited() -> None:

@@ -76,7 +76,7 @@ def fill(server: Server) -> None:
     assert server.post("/v1/batch", {"batch": batch}).status_code == 200
     # Each is rejected: two causes.
     assert server.post("/v1/track", {"userId": USER, "messageId": "m-no-name"}).status_code == 400
-    assert server.post("/v1/identify", {"userId": USER, "traits": []}).status_code == 400
+    assert server.post("/v1/identify", {"userId": USER, "traits": [1]}).status_code == 400
     assert server.post("/v1/track", track, key="a-key-of-another-server").status_code == 401
     assert server.post("/v1/track", b"{").status_code == 400
 

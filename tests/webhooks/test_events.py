@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
 import pytest
 
 from engage.api import PayloadInvalid, TranslatedEvent
@@ -13,7 +14,6 @@ from engage.webhooks import (
     email_recipients,
     iso_time,
     names_person,
-    parse_json,
     translated,
 )
 from support.each import each
@@ -33,6 +33,8 @@ from support.each import each
         ("2017-01-01T00:59:60.5+01:00", "2016-12-31T23:59:59.999Z"),
         ("2024-01-01", "2024-01-01T00:00:00.000Z"),
         (" 2024-01-01T00:00:00Z ", "2024-01-01T00:00:00.000Z"),
+        ("20240101T000000Z", "2024-01-01T00:00:00.000Z"),
+        ("٢٠٢٤-٠١-٠١T٠٠:٠٠:٠٠Z", "2024-01-01T00:00:00.000Z"),
     ],
 )
 def test_a_time_is_read(written: str, read: str) -> None:
@@ -65,7 +67,7 @@ def test_the_content_of_an_element_is_its_id() -> None:
 
 def test_an_element_that_is_nested_too_deeply_has_no_id() -> None:
     """JSON can be read to a greater depth than it can be written."""
-    deep = {depth: parse_json('{"a":%s}' % ("[" * depth + "]" * depth)) for depth in (200, 400)}
+    deep = {depth: orjson.loads('{"a":%s}' % ("[" * depth + "]" * depth)) for depth in (200, 400)}
     assert content_id(deep[200])
     with pytest.raises(PayloadInvalid, match="nested too deeply"):
         content_id(deep[400])
