@@ -78,6 +78,10 @@ def test_the_loaders_store_what_the_server_accepts(server: Server) -> None:
         assert "engage_log_paused_partitions 0.0" in lines
         assert "engage_log_gap_records_total 0.0" in lines
         assert "engage_log_errors_total 0.0" in lines
+        restarts = 'engage_process_restarts{process="loader"} %.1f'
+        assert restarts % 0 in lines
+        os.kill(min(loaders.processes()), signal.SIGKILL)
+        wait_for(lambda: restarts % 1 in loaders.metrics(), what="a loader to be started again")
         assert any(line.startswith("engage_log_backlog_records") for line in lines)
         assert any(line.startswith("engage_log_backlog_seconds") for line in lines)
         [line] = [line for line in loaders.lines() if line["message"] == "loading"]
