@@ -16,24 +16,18 @@ from typing import Any, Final
 
 import orjson
 
-__all__ = ["IDS", "TOO_DEEP", "integer", "read_json", "storable", "structure"]
+__all__ = ["CUT", "IDS", "integer", "read_json", "storable", "structure"]
 
 #: Members that are ids: a changed id could be that of another.
 IDS: Final = frozenset({"messageId", "userId", "anonymousId", "groupId", "previousId"})
+#: What stands in a text for a container that is too deep to be read: a number that is refused.
+CUT: Final = b"1e99999"
+#: Levels that are read: orjson writes 254, and ``limits.json_depth`` is at most 250.
+_LEVELS: Final = 253
 #: Half of a surrogate pair.
 _HALF: Final = re.compile("[\ud800-\udfff]")
-#: What is wrong with a container that was left out.
-TOO_DEEP: Final = "is nested too deeply"
-
-#: Levels of a text that are read: orjson writes 254, and ``limits.json_depth`` is at most 250.
-_LEVELS: Final = 253
-#: What stands for a container below these levels, in the text and as a value.
-_DEEP: Final = b"1e99999"
-_DEEP_VALUE: Final = orjson.Fragment(_DEEP)
 #: Everything up to the next sign of the structure, or to the end, in a text without escapes.
 _SIGN: Final = re.compile(rb'(?:[^"{}\[\],]++|"[^"]*+"?)*+([{}\[\],]|\Z)')
-#: Members that no dead letter has, not even in an object that is kept as a text.
-_SECRET: Final = frozenset({"writeKey", "userHash"})
 
 _Path = tuple[str, ...]
 
@@ -41,8 +35,7 @@ _Path = tuple[str, ...]
 def structure(data: bytes) -> Iterator[tuple[int, bytes, int]]:
     """Yield the brackets, braces and commas of a JSON text.
 
-    :return: the offset of each, the sign, and how many containers are around the one that it
-        belongs to.
+    :return: offset, sign, and the number of containers around the one that it belongs to.
     """
     # As long as before. Afterwards, every quote begins or ends a string.
     data = data.replace(b"\\\\", b"__").replace(b'\\"', b"__")
@@ -60,8 +53,7 @@ def read_json(data: bytes) -> Any:
     """Parse JSON; :func:`storable` makes of the result what orjson can write.
 
     An integer beyond 64 bits becomes the double that equals it or prints as the same number, as
-    JavaScript and Go print it. A number that has none becomes an ``orjson.Fragment``, as does a
-    container below 253 levels.
+    JavaScript and Go print it; a number without such a double an ``orjson.Fragment``.
 
     :raises ValueError: if it is not JSON (RFC 8259) in UTF-8.
     """
@@ -78,26 +70,28 @@ def storable(
     """Return a value of :func:`read_json` with U+FFFD in place of half a surrogate pair.
 
     An id with such a half, and an object in which two keys would become one, are left as they were
-    sent: as an ``orjson.Fragment``.
+    sent: as an ``orjson.Fragment``. Below the first level, there is no ``writeKey``.
 
     :param is_id: whether the value at a path of keys is an id.
     :param problems: gets the path of each ``orjson.Fragment``, and what is wrong with it.
     """
     kind = type(value)
     if kind is list:
-        return [
-            storable(inner, is_id, problems, (*path, str(index)))
-            for index, inner in enumerate(value)
-        ]
+        places = enumerate(value)
+        return [storable(inner, is_id, problems, (*path, str(at))) for at, inner in places]
     if kind is dict:
-        members = {name: storable(value[name], is_id, problems, (*path, name)) for name in value}
+        members = {
+            name: storable(value[name], is_id, problems, (*path, name))
+            for name in value
+            if not path or name != "writeKey"
+        }
         result = {_HALF.sub("\ufffd", name): members[name] for name in members}
         if len(result) == len(members):
             return result
         parts = [
             json.dumps(name).encode() + b":" + orjson.dumps(members[name])
             for name in members
-            if name not in _SECRET
+            if name not in ("writeKey", "userHash")
         ]
         value = orjson.Fragment(b"{" + b",".join(parts) + b"}")
         problem = "has two keys that differ only in half of a surrogate pair (half an emoji)"
@@ -108,26 +102,10 @@ def storable(
         problem = "is an id with half of a surrogate pair (half an emoji)"
     elif kind is orjson.Fragment:
         problem = "is neither a signed 64-bit integer nor a double; send it as a string"
-        if value is _DEEP_VALUE:
-            problem = TOO_DEEP
     else:
         return value
     problems.append((tuple(_HALF.sub("\ufffd", name) for name in path), problem))
     return value
-
-
-def _shallow(data: bytes) -> bytes:
-    """Return a JSON text without the containers that are too deep for a parser."""
-    if data.count(b"{") + data.count(b"[") <= _LEVELS:
-        return data
-    pieces: list[bytes] = []
-    position = 0
-    for offset, sign, depth in structure(data):
-        if depth == _LEVELS and sign in b"{[":
-            pieces += data[position:offset], _DEEP
-        elif depth == _LEVELS and sign in b"}]":
-            position = offset + 1
-    return b"".join((*pieces, data[position:]))
 
 
 def integer(digits: str) -> object:
@@ -142,10 +120,22 @@ def integer(digits: str) -> object:
 
 def _double(digits: str) -> object:
     number = float(digits)
-    if math.isfinite(number):
-        return number
-    return _DEEP_VALUE if digits == _DEEP.decode() else orjson.Fragment(digits)
+    return number if math.isfinite(number) else orjson.Fragment(digits)
 
 
 def _constant(name: str) -> object:
     raise ValueError(f"{name} is not JSON")
+
+
+def _shallow(data: bytes) -> bytes:
+    """Return a JSON text with :data:`CUT` in place of each container that is too deep."""
+    if data.count(b"{") + data.count(b"[") <= _LEVELS:
+        return data
+    pieces: list[bytes] = []
+    position = 0
+    for offset, sign, depth in structure(data):
+        if depth == _LEVELS and sign in b"{[":
+            pieces += data[position:offset], CUT
+        elif depth == _LEVELS and sign in b"}]":
+            position = offset + 1
+    return b"".join((*pieces, data[position:]))

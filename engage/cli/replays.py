@@ -144,7 +144,7 @@ def replay(
     one event: an interrupted replay can be run again.
     """
     wanted = LetterFilter(reason=reason, pointer=pointer, key=key)
-    if every == bool(what) or (what and wanted != LetterFilter()):
+    if every == bool(what) or (what and (times or wanted != LetterFilter())):
         raise click.UsageError("name one dead letter, or choose several with --reason and --all")
     config, workspace = load_chosen(config_path, workspace_id)
     registry = registry_of(ctx, config)
@@ -155,8 +155,7 @@ def replay(
     if not _ID.match(letter_id) or len(files) > 1:
         raise click.UsageError("a replay needs the ID of a dead letter and at most one FILE")
     text = _read(files[0]) if files else None
-    place = (workspace, letter_id)
-    asyncio.run(_replay(registry, config, place, text, new_id, unverified, times))
+    asyncio.run(_replay(registry, config, (workspace, letter_id), text, new_id, unverified))
 
 
 async def _replay(
@@ -166,13 +165,11 @@ async def _replay(
     text: bytes | None,
     new_id: bool,
     unverified: bool,
-    times: Sequence[str],
 ) -> None:
-    from engage.pipeline.replay import audit_details, undated
+    from engage.pipeline.replay import audit_details
 
     async with _app(registry, config) as (app, _):
         letter = await letter_of(kept(app.store), *place)
-        text = undated(letter, times) if text is None else text
         replayed = await app.replays.replay(letter, text, new_id=new_id, unverified=unverified)
         details = audit_details(letter, text, replayed)
         details |= {"unverified": True} if unverified else {}

@@ -130,9 +130,7 @@ class OptOuts:
             if stored is not None:
                 return min(stored.timestamp, now)
         # With a log, the event may not be in the store yet.
-        return (
-            min(parse_field({**document}, "timestamp"), now) if document.get("timestamp") else now
-        )
+        return min(parse_field({**document}, "timestamp"), now) if "timestamp" in document else now
 
 
 async def owned_addresses(

@@ -44,7 +44,7 @@ class BulkReplay:
     :param clock: returns milliseconds since 1970 UTC.
     :param new_ids: whether the events get new message ids, which conflicts need.
     :param unverified: see :meth:`engage.pipeline.replay.Replays.replay`.
-    :param times: see :func:`engage.pipeline.replay.undated`.
+    :param times: see :meth:`engage.pipeline.replay.Replays.replay_all`.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class BulkReplay:
             "state": self.state,
             "newIds": self._new_ids,
             "unverified": self._unverified,
-            **({"undated": list(self._times)} if self._times else {}),
+            "undated": list(self._times),
             "stored": self.stored,
             "duplicates": self.duplicates,
             "failed": self.failed,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import orjson
 
 from engage.api import API_ORIGIN, CONFLICT, DAY_MS, DeadLetter, Event
+from engage.api.json_values import CUT
 from engage.api.times import parse_time
 from engage.errors import ApiError, Problem
 from engage.pipeline.decode import Faulty
@@ -134,9 +135,8 @@ def letter_of(
     :param envelope: of the request, see :func:`envelope_of`.
     :param index: the item's index in its batch.
     """
-    whole = True
     if type(item) is Faulty:
-        whole, item = item.whole, item.value
+        item = item.value
     if isinstance(item, dict):
         without_hash(item := dict(item))
     fields: Mapping[str, Any] = item if isinstance(item, dict) else {}
@@ -166,7 +166,7 @@ def letter_of(
         message=problem.message,
         errors=[error.as_dict() for error in problem.errors],
         item=kept,
-        truncated=kept is not raw or not whole,
+        truncated=kept is not raw or CUT in raw,
         headers=(),
         received_at=arrival.received_at,
         operation=operation,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import orjson
 
-from engage.api.json_values import IDS, TOO_DEEP, integer, read_json, storable, structure
+from engage.api.json_values import IDS, integer, read_json, storable, structure
 from engage.errors import ApiError, Limit, Problem, body_too_large, from_problems, pointer
 
 if TYPE_CHECKING:
@@ -100,14 +100,11 @@ class Faulty(dict[str, Any]):
 
     :param value: what orjson writes as it was sent.
     :param error: why the item is refused.
-    :param whole: whether nothing of the item was left out.
     """
 
-    def __init__(self, value: Any, error: ApiError, *, whole: bool) -> None:
-        super().__init__()
+    def __init__(self, value: Any, error: ApiError) -> None:
         self.value = value
         self.error = error
-        self.whole = whole
 
 
 def check_encoding(content_encoding: str | Sequence[str] | None) -> Encoding:
@@ -258,15 +255,13 @@ async def decode_json_in_slices(data: bytes, limits: Limits) -> Any:
 
 
 def decode_items(data: bytes, limits: Limits, refusal: ApiError, *, batch: bool) -> Any:
-    """Parse a body that :func:`decode_json` refused, item by item.
-
-    This takes up to a hundred times as long, so a large body is not for the event loop.
+    """Parse a body that :func:`decode_json` refused, item by item; this takes far longer.
 
     :param refusal: the error of :func:`decode_json`.
     :param batch: whether the items are in the member ``batch``; otherwise the body is the item.
     :return: the JSON value, with a :class:`Faulty` in place of each item that cannot be stored.
-    :raises ApiError: 400 ``invalid_json``, if the body is not JSON; it names an item that is not.
-        The same if a value outside of the items cannot be stored.
+    :raises ApiError: 400 ``invalid_json``, if the body is not JSON, naming an item that is not, or
+        if a value outside of the items cannot be stored.
     """
     if refusal.code != "invalid_json":
         raise refusal
@@ -274,54 +269,44 @@ def decode_items(data: bytes, limits: Limits, refusal: ApiError, *, batch: bool)
     if not batch:
         return _decode_item(data, limits, refusal)
     skeleton, items = _split(data)
-    body = _decode_item(skeleton, limits, refusal, ids=frozenset())
+    body = _decode_item(skeleton, limits, refusal)
     if type(body) is Faulty:
         raise body.error
     places = body.get("batch") if type(body) is dict else None
     # Of a batch with more items, only their number counts: it is refused.
     if type(places) is list and len(places) <= limits.batch_events:
         within = dataclasses.replace(limits, json_depth=limits.json_depth - 2)
-        body["batch"] = [_nth(index, items[at], within) for index, at in enumerate(places)]
+        for index, place in enumerate(places):
+            try:
+                places[index] = decode_json(items[place], within)
+            except ApiError as error:
+                problem = Problem(f"/batch/{index}", error.message.removeprefix("the body "))
+                refusal = from_problems([problem], "invalid_json")
+                places[index] = _decode_item(items[place], within, refusal)
     return body
 
 
-def _nth(index: int, data: bytes, limits: Limits) -> Any:
-    """Parse an item of a batch."""
-    try:
-        return decode_json(data, limits)
-    except ApiError as error:
-        problem = Problem(f"/batch/{index}", error.message.removeprefix("the body "))
-        return _decode_item(data, limits, from_problems([problem], "invalid_json"))
+def read_item(data: bytes) -> tuple[Any, list[Problem]]:
+    """Parse an item that may have values that cannot be stored.
 
-
-def read_item(data: bytes, *, ids: frozenset[str] = IDS) -> tuple[Any, list[Problem]]:
-    """Parse a JSON text of an item, also if it has values that cannot be stored.
-
-    :param ids: the members that are ids.
     :return: what orjson writes with these values as they were sent, and a problem for each.
     :raises ValueError: if it is not JSON.
     """
     found: list[tuple[tuple[str, ...], str]] = []
-    value = storable(read_json(data), lambda path: len(path) == 1 and path[0] in ids, found)
+    value = storable(read_json(data), lambda path: len(path) == 1 and path[0] in IDS, found)
     return value, [Problem("".join(map(pointer, path)), message) for path, message in found]
 
 
-def _decode_item(
-    data: bytes, limits: Limits, refusal: ApiError, *, ids: frozenset[str] = IDS
-) -> Any:
+def _decode_item(data: bytes, limits: Limits, refusal: ApiError) -> Any:
     """:raises ApiError: ``refusal``, if it is not JSON."""
     try:
-        value, found = read_item(data, ids=ids)
+        value, problems = read_item(data)
     except ValueError:
         raise refusal from None
-    problems = [problem for problem in found if problem.message != TOO_DEEP]
-    whole = len(problems) == len(found)
     if too_deep(value, limits.json_depth):
-        rule = f"{TOO_DEEP}; it may have {limits.json_depth} levels here (limits.json_depth)"
-        problems.insert(0, Problem("", rule))
-    if not problems:
-        return value
-    return Faulty(value, from_problems(problems, "invalid_json"), whole=whole)
+        rule = f"may have {limits.json_depth} levels here (limits.json_depth)"
+        problems = [Problem("", f"is nested too deeply; it {rule}")]
+    return Faulty(value, from_problems(problems, "invalid_json")) if problems else value
 
 
 def _split(data: bytes) -> tuple[bytes, list[bytes]]:

@@ -66,7 +66,6 @@ __all__ = [
     "is_delivery",
     "obstacle_of",
     "text_of",
-    "undated",
 ]
 
 #: The code of a letter that cannot be replayed, see :func:`obstacle_of`.
@@ -136,22 +135,6 @@ def text_of(letter: DeadLetter) -> str:
             if len(indented) <= MAX_SHOWN:
                 return indented.decode()
     return letter.item.decode(errors="replace")
-
-
-def undated(letter: DeadLetter, times: Collection[str]) -> bytes | None:
-    """Return the item of a letter without some of its times, as text.
-
-    An event without a time has that of its arrival; without a ``sentAt``, its clock is right.
-
-    :param times: names of members.
-    :return: ``None``, if the item has none of them, or cannot be edited.
-    """
-    if not is_delivery(letter):
-        with contextlib.suppress(ValueError):
-            item, _ = read_item(letter.item)
-            if type(item) is dict and not item.keys().isdisjoint(times):
-                return orjson.dumps({name: item[name] for name in item if name not in times})
-    return None
 
 
 def audit_details(letter: DeadLetter, text: bytes | None, replayed: Replayed) -> dict[str, Any]:
@@ -245,11 +228,11 @@ class Replays:
         """Replay letters as :meth:`replay` does, in one write.
 
         :param letters: letters of one workspace.
-        :param times: see :func:`undated`.
+        :param times: members to leave out. An event without a time happened when it arrived.
         :return: the outcome of each, in their order.
         :raises StorageUnavailable: as :meth:`replay`.
         """
-        wanted = [(letter, undated(letter, times)) for letter in letters]
+        wanted = [(letter, _without(letter, times) if times else None) for letter in letters]
         return await self._run(wanted, new_id, unverified)
 
     # ------------------------------------------------------------------------------------ steps
@@ -346,6 +329,15 @@ def _submission(letter: DeadLetter, new_id: bool, unverified: bool = False) -> S
         transformed=conflict,
         replay_of=letter.id,
     )
+
+
+def _without(letter: DeadLetter, names: Collection[str]) -> bytes | None:
+    """Return the item of a letter without some members; ``None`` if it is no object."""
+    with contextlib.suppress(ValueError):
+        item, _ = read_item(b"" if is_delivery(letter) else letter.item)
+        if type(item) is dict:
+            return orjson.dumps({name: item[name] for name in item if name not in names})
+    return None
 
 
 def _advice(code: str | None, message: str) -> str:
