@@ -299,14 +299,6 @@ async def test_the_key_may_be_in_the_envelope() -> None:
     assert (await error_of(core.pipeline.batch(b"[]"))).code == "missing_write_key"
 
 
-async def test_an_idempotency_key_makes_an_id_for_each_place() -> None:
-    core = make_core()
-    first = await send_batch(core, [GOOD, BAD, GOOD], idempotency_key="k")
-    assert (first.accepted, first.duplicates) == (2, 0)
-    second = await send_batch(core, [GOOD, BAD, GOOD], idempotency_key="k")
-    assert (second.accepted, second.duplicates) == (0, 2)
-
-
 async def test_batch_and_dead_letters_are_one_acknowledgement() -> None:
     core = make_core()
 

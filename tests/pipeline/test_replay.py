@@ -437,29 +437,6 @@ async def test_a_delivery_is_translated_again(tmp_path: Path) -> None:
         assert await bench.letters() == []
 
 
-@backends
-async def test_many_letters_are_replayed_in_one_write(tmp_path: Path, backend: str) -> None:
-    def transform(event: dict[str, Any]) -> dict[str, Any]:
-        if broken or event["userId"] == "7":
-            raise ValueError
-        return event
-
-    broken = True
-    async with make_bench(tmp_path, backend=backend, transforms=[("t", transform)]) as bench:
-        items = [{"type": "track", "event": "e", "userId": str(n)} for n in range(20)]
-        await bench.send_batch(items)
-        broken = False
-        letters = await bench.letters()
-        results = await bench.replays.replay_all(letters)
-        assert [result.letter_id for result in results] == [letter.id for letter in letters]
-        assert [result.outcome for result in results].count("stored") == 19
-        assert len(bench.core.metrics.writes) == 1
-        (left,) = await bench.letters()
-        assert left.user_id == "7"
-        again = await bench.replays.replay_all(letters)
-        assert [result.outcome for result in again].count("duplicate") == 19
-
-
 async def test_a_check_tells_what_changes_in_profiles(tmp_path: Path) -> None:
     async with make_bench(tmp_path) as bench:
         await bench.send({"userId": "u", "traits": 5}, "identify")

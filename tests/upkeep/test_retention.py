@@ -106,10 +106,6 @@ def record(kind: str, name: str, at: int) -> Record:
     return Record(kind=kind, workspace_id="", id=name, body=b"{}", at=at)
 
 
-async def test_a_storage_without_dead_letters_can_expire_events() -> None:
-    assert await expire(MemoryEvents(), Retention(events_days=1), now=NOW) == (0, 0, 0)
-
-
 async def test_a_failure_is_logged_and_the_next_round_goes_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
