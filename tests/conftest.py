@@ -100,8 +100,12 @@ def pytest_configure(config: pytest.Config) -> None:
 @functools.cache
 def _group_of(path: str) -> str:
     """Return what a process of a parallel run takes as a whole: a file, or all tests that share the
-    Kafka nodes, which would only wait for each other."""
-    return "kafka" if "kafka_nodes" in Path(path).read_text() else path
+    Kafka nodes, which would only wait for each other. It is empty for a single test, where each test
+    of the file has a store of its own and all together take minutes."""
+    text = Path(path).read_text()
+    if "kafka_nodes" in text:
+        return "kafka"
+    return "" if "support.mongo_conformance" in text else path
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -111,7 +115,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class ByGroup(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            return _group_of(str(config.rootpath / nodeid.partition("::")[0]))
+            return _group_of(str(config.rootpath / nodeid.partition("::")[0])) or nodeid
 
     config.option.loadscopereorder = False
     return ByGroup(config, log) if config.option.dist == "loadfile" else None
