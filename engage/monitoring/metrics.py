@@ -256,8 +256,9 @@ class Metrics:
         self.begin("events", itertools.product(EVENT_TYPES, ("stored", "duplicate", "conflict")))
         self.begin("dead_letters", ((code,) for code in codes))
         self.begin("refused_requests", ((code,) for code in codes))
-        outcomes = ("accepted", "ignored", "invalid_signature", "untranslated")
-        self.begin("webhook_deliveries", itertools.product(providers, outcomes))
+        left_out = ("ignored", "invalid_signature", "not_understood", "test", "untranslated")
+        outcomes = itertools.product(providers, ("accepted", *left_out))
+        self.begin("webhook_deliveries", outcomes)
 
     def restarts(self, counts: Mapping[str, int]) -> None:
         """Set how many processes the parent has started again, by kind."""
@@ -390,7 +391,8 @@ class Metrics:
         """Count a delivery.
 
         :param provider: the name of an installed provider, or ``unknown``.
-        :param outcome: ``accepted``, ``ignored``, ``probe``, ``untranslated`` or the error code.
+        :param outcome: ``accepted``, ``ignored``, ``not_understood``, ``probe``, ``test``,
+            ``untranslated`` or the error code.
         """
         self.numbers["webhook_deliveries"][provider, outcome] += 1
 

@@ -151,6 +151,7 @@ def test_a_counter_begins_at_0_and_a_text_says_what_it_is() -> None:
         'engage_dead_letters_total{reason="invalid_payload"} 0.0',
         'engage_refused_requests_total{reason="storage_unavailable"} 0.0',
         'engage_webhook_deliveries_total{outcome="invalid_signature",provider="stripe"} 0.0',
+        'engage_webhook_deliveries_total{outcome="not_understood",provider="stripe"} 0.0',
         'engage_dropped_total{what="observer_batch"} 0.0',
         "engage_storage_errors_total 0.0",
         "# HELP engage_storage_wal_bytes Size of the log",
