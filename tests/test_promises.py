@@ -63,7 +63,7 @@ def test_the_words_of_a_promise_are_in_one_line_of_its_section(page: str) -> Non
         for words in promises
         if sum(words in line for line in found.get(heading, ())) != 1
     ]
-    assert wrong == []
+    assert not wrong, "\n".join(map(str, wrong))
 
 
 @pytest.mark.parametrize("page", TABLE)
@@ -81,7 +81,7 @@ def test_each_heading_row_and_item_has_a_promise(page: str) -> None:
             for line in lines
             if line.startswith(("| ", "- ")) and not any(words in line for words in promises or ())
         ]
-    assert missing == []
+    assert not missing, "\n".join(missing)
 
 
 def without_parameters(names: Iterable[str]) -> set[str]:
@@ -106,7 +106,7 @@ def test_each_test_is_one_of_make_test(request: pytest.FixtureRequest) -> None:
         )
         assert result.returncode == 0, result.stdout
         missing -= without_parameters(result.stdout.splitlines())
-    assert sorted(missing) == []
+    assert not missing, "\n".join(sorted(missing))
 
 
 def test_each_test_of_the_longer_runs_exists() -> None:
@@ -122,4 +122,4 @@ def test_each_test_of_the_longer_runs_exists() -> None:
         }
         if function not in functions:
             missing.append(name)
-    assert missing == []
+    assert not missing, "\n".join(missing)

@@ -6,14 +6,15 @@ The conformance suite draws events; two changes of one register are rarely in on
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any
 
 import pytest
 
-from engage.api import Event
+from engage.api import Event, Status
 from engage.testing import event, identify
-from engage.testing.factories import profile_of, store_all
+from engage.testing.factories import ids, profile_of, store_all
 from engage.testing.storage.visitors import visit
 from engage_plugins.sqlite.store import SqliteStorage
 
@@ -105,3 +106,12 @@ async def test_the_least_of_the_links_of_one_user_counts(
     found = await store.visitor("acme", "v")
     assert found is not None
     assert found.user_id == "u"
+
+
+async def test_an_event_whose_body_does_not_fit_its_type_is_refused_alone(
+    store: SqliteStorage,
+) -> None:
+    bad = dataclasses.replace(event("bad", type="group", user_id="u"), body=b'{"type":"group"}')
+    outcomes = await store.write([identify("a", "u"), bad, identify("b", "u")])
+    assert [one.status for one in outcomes] == [Status.STORED, Status.REFUSED, Status.STORED]
+    assert await ids(store) == ["a", "b"]
