@@ -296,7 +296,7 @@ def test_events_whose_time_cannot_be_read_happened_when_they_arrived(tmp_path: P
     """All of them with one command; their other values stay, and the clock is not corrected."""
 
     async def fill() -> None:
-        async with make_bench(tmp_path) as bench:
+        async with make_bench(tmp_path, backend="sqlite") as bench:
             common = {"type": "track", "userId": "u", "event": "e"}
             for number, time in enumerate(["4:30:29 PM", "28 Nov 2026", "1764304229"]):
                 bench.now = NOW + number
@@ -344,7 +344,7 @@ def test_a_value_that_cannot_be_stored_is_shown_as_it_was_sent(tmp_path: Path) -
     ]
 
     async def fill() -> None:
-        async with make_bench(tmp_path) as bench:
+        async with make_bench(tmp_path, backend="sqlite") as bench:
             items = ",".join(
                 f'{{"type":"track","userId":"u","event":"e","properties":{{"v":{value}}}}}'
                 for value in values
