@@ -100,8 +100,8 @@ def pytest_configure(config: pytest.Config) -> None:
 @functools.cache
 def _group_of(path: str) -> str:
     """Return what a process of a parallel run takes as a whole: a file, or all tests that share the
-    Kafka nodes, which would only wait for each other. It is empty for a single test, where each test
-    of the file has a store of its own and all together take minutes."""
+    Kafka nodes, which would only wait for each other. Empty: each test of the file by itself,
+    because all together take minutes."""
     text = Path(path).read_text()
     if "kafka_nodes" in text:
         return "kafka"
