@@ -22,6 +22,7 @@ __all__ = ["CUT", "IDS", "integer", "read_json", "storable", "structure"]
 IDS: Final = frozenset({"messageId", "userId", "anonymousId", "groupId", "previousId"})
 #: What stands in a text for a container that is too deep to be read: a number that is refused.
 CUT: Final = b"1e99999"
+_CUT: Final = orjson.Fragment(CUT)
 #: Levels that are read: orjson writes 254, and ``limits.json_depth`` is at most 250.
 _LEVELS: Final = 253
 #: Half of a surrogate pair.
@@ -101,7 +102,8 @@ def storable(
         value = orjson.Fragment(json.dumps(value))
         problem = "is an id with half of a surrogate pair (half an emoji)"
     elif kind is orjson.Fragment:
-        problem = "is neither a signed 64-bit integer nor a double; send it as a string"
+        number = "is neither a signed 64-bit integer nor a double; send it as a string"
+        problem = "is nested too deeply" if value is _CUT else number
     else:
         return value
     problems.append((tuple(_HALF.sub("\ufffd", name) for name in path), problem))
@@ -120,7 +122,9 @@ def integer(digits: str) -> object:
 
 def _double(digits: str) -> object:
     number = float(digits)
-    return number if math.isfinite(number) else orjson.Fragment(digits)
+    if math.isfinite(number):
+        return number
+    return _CUT if digits == CUT.decode() else orjson.Fragment(digits)
 
 
 def _constant(name: str) -> object:
