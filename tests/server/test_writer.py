@@ -293,7 +293,7 @@ async def test_a_mode_that_forbids_writing_is_one_line(
     """SQLite would make more files of that mode, and a helper process could not listen."""
     config = config_file(tmp_path)
     text = config.read_text().replace('"thread"', '"process"')
-    config.write_text(f"server.port = 0\n{text}")
+    config.write_text(f'server.port = 0\nlogging.level = "error"\n{text}')
     async with open_store(config):
         pass
     path = tmp_path / name
@@ -320,7 +320,7 @@ async def test_a_read_only_file_system_is_one_line(tmp_path: Path) -> None:
     """So is /etc in the unit of docs/running.md, where modes are not what is wrong."""
     config = config_file(tmp_path)
     text = config.read_text().replace('"thread"', '"process"')
-    config.write_text(f"server.port = 0\n{text}")
+    config.write_text(f'server.port = 0\nlogging.level = "error"\n{text}')
     mount = f"mount --bind {tmp_path} {tmp_path} && mount -o remount,ro,bind {tmp_path}"
     serve = f"{sys.executable} -m engage serve --config {config}"
     done = subprocess.run(  # noqa: ASYNC221
