@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
+import httpx._transports.default as httpx_transports
 import hypothesis
 import pytest
 from tornado.ioloop import IOLoop
@@ -26,6 +28,11 @@ from support.server_process import SQLITE, Server, start_server
 if TYPE_CHECKING:
     from support.kafka import Cluster
 
+# For each client, httpx reads the certificates of all authorities, for 30 ms of a processor.
+httpx_transports.create_ssl_context = functools.cache(  # type: ignore[attr-defined]
+    httpx.create_ssl_context
+)
+
 
 server_process.FORKS = True
 
@@ -34,7 +41,7 @@ LONGER = ("long", "mongo", "kafka", "sdk", "browser", "timing")
 #: … and collects these, which need packages that `make test` does not install.
 LONGER_PATHS = (
     *("tests/browser", "tests/clients", "tests/sdks", "tests/plugins/kafka", "tests/plugins/mongo"),
-    *("tests/server/test_hosts.py", "tests/server/test_load_kafka.py"),
+    *("tests/docs/test_nginx.py", "tests/server/test_hosts.py", "tests/server/test_load_kafka.py"),
     *("tests/server/test_memory.py", "tests/server/test_overload.py"),
 )
 #: Except these, by the beginning of their ids: `make test` runs them where what they need is there.

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from engage.api import DROP, ConfigError, Event, StorageUnavailable
+from engage.api import DROP, Event
 from engage.app import build
 from engage.config import Config, load
 from support.exports import registry
 from support.http_client import listening
-from support.server_inprocess import Meddling, Serving, serving
+from support.server_inprocess import Meddling, Serving
 from support.server_process import config_text
 from support.waiting import eventually
 
@@ -84,35 +84,3 @@ async def test_transforms_and_observers_are_called(tmp_path: Path) -> None:
     finally:
         await app.close()
     assert plugins.told == ["a"]
-
-
-async def test_a_server_starts_without_its_storage(tmp_path: Path) -> None:
-    """It is not ready, refuses with 503, and recovers."""
-    down: list[Exception] = [StorageUnavailable("not yet")]
-
-    def meddle(store: Any) -> None:
-        for name in ("check", "write"):
-            method = getattr(store, name)
-
-            async def wrapped(*args: Any, method: Any = method) -> Any:
-                if down:
-                    raise down[0]
-                return await method(*args)
-
-            setattr(store, name, wrapped)
-
-    async with serving(tmp_path, meddle=meddle, works=False) as server:
-        await eventually(lambda: server.app.keys.loaded)
-        answer = await server.send("/readyz", method="GET")
-        assert (answer.status, answer.json["code"]) == (503, "storage_unavailable")
-        assert (await server.track(messageId="m")).status == 503
-        down.clear()
-        assert (await server.track(messageId="m")).status == 200
-        assert (await server.send("/readyz", method="GET")).status == 200
-
-
-def test_a_feature_that_the_storage_lacks_is_an_error_at_the_start(tmp_path: Path) -> None:
-    """The error comes when the server is built, not with a request."""
-    config = configured(tmp_path, storage='[storage]\nbackend = "nothing-like-it"\n')
-    with pytest.raises(ConfigError, match="nothing-like-it"):
-        build(config, registry())

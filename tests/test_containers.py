@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 import yaml
-from click.testing import CliRunner
 
-from engage.cli import main
 from engage.config import Config, load
-from engage.registry import load_plugins
+from support.commands import run
+from support.exports import registry
 
 pytestmark = pytest.mark.checkout
 
@@ -109,7 +108,7 @@ def test_the_commands_are_commands_of_engage(name: str) -> None:
     for command in loading:
         assert command[:2] == ["engage", "load"]
     for command in serving + loading:
-        result = CliRunner().invoke(main, [*command[1:], "--config", "/nowhere/engage.toml"])
+        result = run(*command[1:], "--config", "/nowhere/engage.toml")
         # Wrong usage would be 2: only the config is missing.
         assert result.exit_code == 1
         assert "does not exist" in result.stderr
@@ -202,7 +201,7 @@ def config_of(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Confi
         content = re.sub(r"\$\{\w+:\?[^}]+\}", KEY, content)
     path.write_text(content.replace("$$", "$"))
     config = load(path)
-    load_plugins().check(config)
+    registry().check(config)
     return config
 
 

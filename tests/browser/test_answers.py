@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.browser import Browser, Pages, eventually
+from support.browser import Browser, Pages
 from support.server_process import Server
 from support.sqlite import locked
 
@@ -54,13 +54,6 @@ def test_a_request_with_a_preflight_can_be_sent_and_read(engage: Server, page: B
     assert page.errors() == []
 
 
-@pytest.mark.parametrize("path", ["/v1/track", "/v1/batch", "/api/public/apps/identify"])
-def test_an_error_can_be_read(engage: Server, page: Browser, path: str) -> None:
-    answer = post(page, engage.url + path, "{", Authorization=engage.authorization)
-    assert answer["status"] == 400
-    assert answer["body"]["code"] == "invalid_json"
-
-
 def test_a_wrong_key_opens_no_login_dialog(engage: Server, page: Browser) -> None:
     answer = post(page, engage.url + "/v1/track", EVENT, Authorization="Basic bm86")
     assert answer["status"] == 401
@@ -74,16 +67,3 @@ def test_retry_after_can_be_read(short_timeout: Server, page: Browser) -> None:
         )
     assert answer["status"] == 503
     assert 1 <= int(answer["retryAfter"]) <= 30
-
-
-def test_a_beacon_is_stored(engage: Server, page: Browser) -> None:
-    """``sendBeacon`` sends credentials and cannot set headers, so the key is in the query."""
-    sent = page.run(
-        "return navigator.sendBeacon(arguments[0], arguments[1])",
-        f"{engage.url}/beacon/v1/batch?writeKey={engage.key}",
-        '{"batch": [{"type": "track", "userId": "u", "event": "Beacon"}]}',
-    )
-    assert sent
-    [event] = eventually(lambda: engage.export("events"), lambda e: len(e) == 1)
-    assert event["event"] == "Beacon"
-    assert page.errors() == []

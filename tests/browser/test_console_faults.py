@@ -1,35 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The console while the storage is away, with a storage that keeps events only, and with foreign
-pages and proxies around it."""
+"""The console while the storage is away, and with foreign pages and proxies around it."""
 
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from selenium.webdriver.common.keys import Keys
 
 from engage.console.application import ROUTES
 from engage.console.base import ConsoleHandler
-from engage.console.sign_in.passwords import hash_password
 from support import console_data, mongo
 from support.browser import Browser, Pages
-from support.console import CONSOLE, console_url, free_port, make_link
-from support.distributions import distribution
+from support.console import console_url, free_port, make_link
 from support.operator import Operator, operator
 from support.reverse_proxy import reverse_proxy
-from support.server_process import SQLITE, Server, config_text
+from support.server_process import SQLITE, Server
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 #: Seconds until a page shows that the storage is away: 3, and more for a busy machine.
 SHOWN = 20.0
-LEDGER = Path(__file__).parents[1] / "example_storage/engage_ledger.py"
 
 
 # ------------------------------------------------------------------------------ no storage for now
@@ -127,47 +121,6 @@ def test_pages_stay_open_while_the_storage_is_away(
         found = [line for line in one.problems() if not line.startswith("failed: ")]
         assert found == []
         assert "a page failed" not in server.log()
-
-
-def test_a_storage_that_keeps_events_only(browser: Browser, tmp_path: Path) -> None:
-    """Its pages say what they cannot show."""
-    installed = distribution(
-        tmp_path / "site", "engage-ledger", {"ledger = engage_ledger": LEDGER.read_text("utf-8")}
-    )
-    password = "correct horse battery"
-    extra = f'{CONSOLE}password = "{hash_password(password)}"\n'
-    folder = tmp_path / "server"
-    folder.mkdir()
-    environment = {"PYTHONPATH": str(installed)}
-    storage = '[storage]\nbackend = "ledger"\n[storage.ledger]\npath = "ledger.db"\n'
-    config = config_text(workers=2, storage=storage, config_extra=extra)
-    # Subscriptions need users.
-    config = re.sub("subscription_secret = .*", "", config)
-    with Server(folder, config, environment=environment) as server:
-        server.start()
-        server.track("m-1", event="Kept")
-        one = Operator(browser, console_url(server))
-        try:
-            one.open("keys")
-            assert one.path == "login?next=keys"
-            one.keys(password, Keys.ENTER)
-            one.see("keeps no write keys")
-            one.allowed.update({404})
-            for path in console_data.pages("x").values():
-                one.open(path)
-                assert one.text("h1")
-                assert "Status 5" not in one.text()
-            for path, words in (
-                ("live", "cannot show its newest events"),
-                ("events", "cannot show its newest events"),
-                *(("rejected", "keeps no rejected events"), ("users", "keeps no profiles")),
-                *(("audit", "keeps no audit"), ("event?origin=api&id=m-1", "Kept")),
-            ):
-                one.open(path)
-                assert words in one.text()
-            assert one.problems() == []
-        finally:
-            one.close()
 
 
 # ---------------------------------------------------------------------------------- foreign pages

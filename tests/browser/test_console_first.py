@@ -17,11 +17,12 @@ from pathlib import Path
 import pytest
 from selenium.webdriver.common.keys import Keys
 
+from engage.config import ConsoleConfig
+from engage.console.sign_in.links import link_url
 from support import console_data
 from support.browser import Browser
-from support.connections import one_to_each_worker
-from support.console import console_url, free_port
-from support.operator import Operator, operator
+from support.console import console_url, free_port, make_link
+from support.operator import Operator
 from support.server_process import KEY, Server
 from support.waiting import wait_for
 
@@ -29,9 +30,6 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 #: Seconds until an event is visible that a 200 acknowledged: 2, and more for a busy machine.
 VISIBLE = 15.0
-#: Seconds within which a disabled key is refused everywhere: 2.5, and more for a busy machine. It
-#: would be 30, if a process did not look for changes.
-IN_EFFECT = 15.0
 
 
 class Terminal:
@@ -120,7 +118,26 @@ def test_the_first_minute_by_keyboard(terminal: Terminal, browser: Browser) -> N
         assert not one.text("#waiting")
         [row] = one.rows()
         assert row[1:6] == ["stored", "track", "Signed Up", "ann", "first"]
+        # Then the page loads again by itself, with figures and plots.
+        one.until(lambda: one.texts("#events-plot canvas"))
         assert one.problems() == []
+    finally:
+        one.close()
+
+
+def test_a_printed_link_signs_in_at_a_host_of_its_own(browser: Browser, console: Server) -> None:
+    """The browser finds the name without help, and other hosts do not get the cookie."""
+    plain = console_url(console)
+    own = link_url(ConsoleConfig(), plain, make_link(console.config))
+    assert ".localhost:" in own
+    one = Operator(browser, own.partition("/link")[0])
+    try:
+        browser.open(own)
+        one.click("Sign in")
+        one.until(lambda: one.text("#rail"))
+        assert browser.run("return location.host") == own.split("/")[2]
+        browser.open(f"{plain}/keys")
+        assert browser.run("return location.pathname") == "/login"
     finally:
         one.close()
 
@@ -203,79 +220,20 @@ def test_the_first_hours_take_few_clicks(terminal: Terminal, browser: Browser) -
         one.close()
 
 
-# ------------------------------------------------------------------------------------------- keys
-@pytest.fixture
-def manager(browser: Browser, starred: Server) -> Iterator[Operator]:
-    with operator(browser, starred) as one:
-        yield one
-
-
-def row_of(manager: Operator, key_id: str) -> str:
+def row_of(one: Operator, key_id: str) -> str:
     """Return a selector of the row of a key."""
-    ids = [text.split()[0] for text in manager.texts("main table:first-of-type tbody tr td.main")]
+    ids = [text.split()[0] for text in one.texts("main table:first-of-type tbody tr td.main")]
     return f"main table tbody tr:nth-child({ids.index(key_id) + 1})"
 
 
-def confirm(manager: Operator) -> None:
+def confirm(one: Operator) -> None:
     """Answer the question whether to disable a key; there is none until its use is counted."""
-    manager.until(
-        lambda: "?" in manager.path and ("ask=" in manager.path or "done=" in manager.path)
-    )
-    if "ask=" in manager.path:
-        assert "Disable the key ios?" in manager.text("main")
-        manager.click("Disable ios", "main")
+    one.until(lambda: "?" in one.path and ("ask=" in one.path or "done=" in one.path))
+    if "ask=" in one.path:
+        assert "Disable the key ios?" in one.text("main")
+        one.click("Disable ios", "main")
 
 
-def until_refused(server: Server, key: str) -> float:
-    """Return after how many seconds each worker refuses a key."""
-    since = time.monotonic()
-    with one_to_each_worker(server) as workers:
-        for worker in workers.values():
-            while worker.status(key) != 403:
-                assert time.monotonic() - since < 30
-    return time.monotonic() - since
-
-
-def test_a_key_by_keyboard_created_used_disabled(manager: Operator, starred: Server) -> None:
-    manager.open("keys")
-    manager.tab_to("new-id")
-    manager.keys("ios", Keys.TAB, "The app")
-    manager.tab_to("Create key")
-    manager.keys(Keys.ENTER)
-    manager.see("was created", "[role=status]")
-    selector = row_of(manager, "ios")
-    key = manager.text(f"{selector} code")
-    assert re.fullmatch("[0-9a-f]{32}", key)
-    with one_to_each_worker(starred) as workers:
-        assert [worker.status(key) for worker in workers.values()] == [200, 200]
-
-    manager.open("keys?key=ios")
-    assert key in manager.text("#snippets pre")
-    # The focus order is that of the rows: the second "Disable" is that of the new key.
-    manager.tab_to("Disable")
-    manager.tab_to("Disable")
-    manager.keys(Keys.ENTER)
-    confirm(manager)
-    manager.see("was disabled", "[role=status]")
-    assert until_refused(starred, key) < IN_EFFECT
-    assert "disabled" in manager.text(row_of(manager, "ios"))
-    assert starred.get(f"/v1/projects/{key}/settings").status_code == 404
-
-    starred.restart()
-    with one_to_each_worker(starred) as workers:
-        assert [worker.status(key) for worker in workers.values()] == [403, 403]
-    manager.url = console_url(starred)
-    manager.sign_in(starred)
-    manager.open("keys")
-    manager.click("Enable", row_of(manager, "ios"))
-    manager.see("was enabled", "[role=status]")
-    manager.open("audit")
-    shown = manager.text()
-    for action in ("key-created", "key-disabled", "key-enabled"):
-        assert action in shown
-
-
-# ------------------------------------------------------------------------------ clipboard, search
 def test_the_buttons_copy_the_exact_key_header_and_line(
     operator: Operator, console: Server
 ) -> None:
@@ -314,30 +272,9 @@ def test_the_buttons_copy_the_exact_key_header_and_line(
     assert copied() == header
 
 
-def test_the_search_box(operator: Operator, console: Server) -> None:
-    user, email = "../a?b#c&d/100%", "Slash.Percent@Example.com"
-    sent = {"userId": user, "traits": {"email": email}, "messageId": f"id of {user}"}
-    assert console.post("/v1/identify", sent).status_code == 200
-    for text, page in (
-        (user, "user?"),
-        (email.upper(), "user?"),
-        (f" {email} ", "user?"),
-        (f"id of {user}", "event?"),
-    ):
-        operator.open("system")
-        operator.fill(".search [type=search]", text)
-        operator.keys(Keys.ENTER)
-        wait_for(lambda page=page: operator.path.startswith(page), what="the page")  # type: ignore[misc]
-        assert user in operator.text()
-    operator.open("system")
-    operator.keys("/")
-    operator.keys("nothing", Keys.ENTER)
-    operator.see("Nothing was found for “nothing”")
-
-
 # --------------------------------------------------------------------------------------- budgets
-#: Bytes of the first page with all its files, compressed; of Live; milliseconds to the first paint.
-FIRST_PAGE, LIVE_PAGE, FIRST_PAINT = 45_000, 20_000, 200
+#: Bytes of the first page with all its files, compressed; of Live.
+FIRST_PAGE, LIVE_PAGE = 45_000, 20_000
 
 
 #: The files of the page and their sizes as sent; the icon is only loaded by browsers with a window.
@@ -362,20 +299,7 @@ def check_size(browser: Browser, limit: int) -> None:
 
 
 @pytest.mark.parametrize(("path", "limit"), [("", FIRST_PAGE), ("live", LIVE_PAGE)])
-def test_a_page_is_small_and_soon_there(
-    operator: Operator, console: Server, path: str, limit: int
-) -> None:
+def test_a_page_is_small(operator: Operator, console: Server, path: str, limit: int) -> None:
     operator.browser.cdp("Network.clearBrowserCache")
     operator.open(path)
     check_size(operator.browser, limit)
-    # The best of several: other tests use the machine at the same time.
-    paints = []
-    for _ in range(6):
-        operator.open(path)
-        paint = operator.until(
-            lambda: operator.browser.run(
-                "return performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
-            )
-        )
-        paints.append(paint)
-    assert min(paints) < FIRST_PAINT, paints

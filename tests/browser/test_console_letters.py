@@ -146,26 +146,6 @@ def test_all_events_of_a_cause_are_replayed_after_a_question(
     operator.see("3 failed", ".status.bad")
 
 
-def test_a_double_click_on_replay_stores_it_once(operator: Operator, console: Server) -> None:
-    letter = reject(console, "m-double")
-    operator.open(f"letter?id={letter}")
-    edit(operator, "{", '{"event": "Twice", ')
-    operator.click("Check")
-    operator.see("nothing is stored yet")
-    # Both requests are sent: the second click does not cancel the first one.
-    results = operator.browser.driver.execute_async_script("""
-      const form = document.querySelector("main form"), button = document.querySelectorAll(
-        "main form button")[1], done = arguments[0];
-      const body = () => new URLSearchParams(new FormData(form));
-      Promise.all([1, 2].map(() => fetch(button.formAction, {method: "POST", body: body()})
-        .then((answer) => answer.status))).then(done);
-    """)
-    assert set(results) <= {200, 404, 409}
-    assert 200 in results
-    assert len(stored(console, "m-double")) == 1
-    operator.allowed.update({404, 409})
-
-
 def test_a_letter_that_was_cut_has_no_button(operator: Operator, console: Server) -> None:
     letter = reject(console, "m-cut", properties={"text": "x" * 40_000})
     operator.open(f"letter?id={letter}")

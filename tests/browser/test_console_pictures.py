@@ -20,8 +20,8 @@ import pytest
 from engage.api import Count, CountStore, EventStore
 from support import console_data
 from support.browser import Browser
-from support.console import on_store
 from support.console_data import letters
+from support.exports import on_store
 from support.operator import Operator, operator
 from support.png import small
 from support.server_process import Server, start_server

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A key that only certain web pages may use, in Chromium: other pages, frames and redirects."""
+"""A key that only certain web pages may use, in Chromium: other pages and frames."""
 
 from __future__ import annotations
 
-import http.server
 import json
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,33 +44,6 @@ def elsewhere() -> Iterator[Pages]:
     pages = Pages()
     yield pages
     pages.close()
-
-
-@pytest.fixture
-def redirecting() -> Iterator[tuple[str, dict[str, str]]]:
-    """Return the address of a web server of another origin that sends each request elsewhere, and
-    where to."""
-    target: dict[str, str] = {}
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_response(307)
-            self.send_header("Location", target["url"])
-            self.send_header("Access-Control-Allow-Origin", "*")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *arguments: Any) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}", target
-    server.shutdown()
-    server.server_close()
-    thread.join()
 
 
 def posted(browser: Browser, url: str, key: str) -> Any:
@@ -132,21 +103,3 @@ def test_a_sandboxed_frame_of_the_page_is_refused(
             assert body["code"] == "origin_not_allowed"
             assert "the Origin null" in body["message"]
     assert len(engage.export("events")) == 1
-
-
-def test_a_redirect_through_another_site_is_refused(
-    engage: Server,
-    browser: Browser,
-    pages: Pages,
-    key: str,
-    redirecting: tuple[str, dict[str, str]],
-) -> None:
-    """The browser then sends ``Origin: null``."""
-    url, target = redirecting
-    target["url"] = engage.url + "/v1/track"
-    pages.pages["/"] = "<!doctype html><title>empty</title>"
-    browser.open(pages.url + "/")
-    status, body = posted(browser, url, key)
-    assert (status, body["code"]) == (403, "origin_not_allowed")
-    assert "the Origin null" in body["message"]
-    assert engage.export("events") == []

@@ -277,41 +277,6 @@ def test_the_page_works_by_keyboard(person: Operator, engage: Server) -> None:
     assert choices(engage, link) == {**AT_FIRST, "offers": True, "product": False}
 
 
-def test_two_tabs(person: Operator, engage: Server) -> None:
-    link = members("tabs")
-    driver = person.browser.driver
-    first = driver.current_window_handle
-    follow(person, link)
-    driver.switch_to.new_window("tab")
-    try:
-        follow(person, link)
-        person.click("product")
-        person.click("Save my choices")
-        person.see("Your choices are saved.")
-    finally:
-        driver.close()
-        driver.switch_to.window(first)
-    # This tab still shows "product" as it was.
-    person.click("Newsletter")
-    person.click("Save my choices")
-    person.see("Your choices are saved.")
-    assert choices(engage, link) == {**AT_FIRST, "news": False, "product": False}
-    boxes = driver.find_elements("css selector", "input[type=checkbox]")
-    ticked = {one.get_attribute("value") for one in boxes if one.is_selected()}
-    assert ticked == {"delivery"}
-
-
-def test_an_expired_page_that_was_open_unsubscribes(person: Operator, engage: Server) -> None:
-    link = members("left open", expires=EXPIRED)
-    follow(person, link)
-    assert person.texts("button") == ["Unsubscribe from everything"]
-    assert person.texts("input, label") == []
-    person.click("Unsubscribe from everything")
-    person.see("You are unsubscribed from everything.")
-    assert person.texts("button") == []
-    assert not any(choices(engage, members("left open")).values())
-
-
 def test_no_other_website_learns_of_the_link(
     person: Operator, engage: Server, elsewhere: Elsewhere, pages: Pages
 ) -> None:

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import os
 import stat
 from pathlib import Path
@@ -12,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from engage.api import Record
+from engage.api import Record, RecordStore
 from engage.console.sign_in import housekeeping, sessions
 from engage.monitoring.recorder import REFUSED_RECORD
 from engage.registry import Registry
 from engage.testing import event
-from engage.testing.factories import TIME, all_pages, ids, store_all
-from engage.upkeep.audit import AUDIT, read_entry
+from engage.testing.factories import TIME, ids
 from engage.upkeep.backups import LEFT_OUT, last_backup
 from engage.upkeep.erasures import KeyNote, append, read
 from support.commands import run
+from support.exports import audit_of, on_store, records_in
 from support.memory_store import MemoryEvents
 from support.server_process import SQLITE, start_server
-from support.sqlite import config_file, open_store
+from support.sqlite import config_file, new_store
 
 MONGO = """
 [storage.mongo]
@@ -40,23 +38,10 @@ key = "k-acme"
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     """Make a config and a store with two events and a write key."""
-    path = config_file(tmp_path)
-
-    async def write() -> None:
-        async with open_store(path) as store:
-            await store_all(store, event("a"), event("b"))
-
-    asyncio.run(write())
+    path = new_store(tmp_path, event("a"), event("b"))
     result = run("keys", "add", "--config", path, "--workspace", "acme", "--id", "ios")
     assert result.exit_code == 0
     return path
-
-
-async def records(path: Path, kind: str) -> list[Record]:
-    """Return the records of a kind in the store of a config."""
-    async with open_store(path) as store:
-        found: Any = store
-        return await all_pages(functools.partial(found.list_records, kind))
 
 
 def restored(config: Path, backup: Path, *arguments: str) -> tuple[Path, list[str]]:
@@ -83,33 +68,25 @@ def test_a_backup_is_restored(config: Path, tmp_path: Path) -> None:
         f"{path}.erasures does not exist: no erasure is repeated",
     ]
 
-    async def read() -> None:
-        async with open_store(path) as store:
-            assert await ids(store) == ["a", "b"]
-
-    asyncio.run(read())
-    assert [one.id for one in asyncio.run(records(path, "key"))] == ["ios"]
-    entries = [read_entry(one) for one in asyncio.run(records(path, AUDIT))]
+    assert on_store(path, ids) == ["a", "b"]
+    assert [one.id for one in records_in(path, "key")] == ["ios"]
+    entries = audit_of(path)
     assert [one.action for one in entries] == ["key-created", "store-restored"]
     assert entries[1].details == {"madeAt": at, "events": 2}
     assert stat.S_IMODE(os.stat(path.with_name("engage.db")).st_mode) == 0o600
 
 
 def test_the_last_backup_is_recorded(config: Path, tmp_path: Path) -> None:
-    async def last() -> Any:
-        async with open_store(config) as store:
-            reading: Any = store
-            return await last_backup(reading)
-
-    assert asyncio.run(last()) is None
+    assert on_store(config, last_backup) is None
     for name in ("first.db", "second.db"):
         assert run("backup", "--config", config, tmp_path / name).exit_code == 0
-        found = asyncio.run(last())
+        found = on_store(config, last_backup)
+        assert found is not None
         assert found.path == str(tmp_path / name)
         assert found.size == (tmp_path / name).stat().st_size
         assert (found.events, found.origin[:12]) == (2, "command line")
     # The first one is in the second one.
-    assert len(asyncio.run(records(config, "backup"))) == 1
+    assert len(records_in(config, "backup")) == 1
 
 
 def test_a_backup_that_cannot_be_recorded_is_complete(config: Path, tmp_path: Path) -> None:
@@ -136,21 +113,16 @@ def test_what_lets_people_sign_in_is_left_out(config: Path, tmp_path: Path) -> N
         *(*housekeeping.KINDS, sessions.SECRET_KIND, sessions.ENDED_KIND, REFUSED_RECORD)
     }
 
-    async def write() -> None:
-        async with open_store(config) as store:
-            writing: Any = store
-            for kind in (*LEFT_OUT, "log_gap"):
-                body = b'{"kind":"%s"}' % kind.encode()
-                one = Record(kind=kind, workspace_id="", id="one", body=body, at=TIME)
-                await writing.put_record(one)
+    async def write(store: RecordStore) -> None:
+        for kind in (*LEFT_OUT, "log_gap"):
+            body = b'{"kind":"%s"}' % kind.encode()
+            one = Record(kind=kind, workspace_id="", id="one", body=body, at=TIME)
+            await store.put_record(one)
 
-    asyncio.run(write())
+    on_store(config, write)
     assert run("backup", "--config", config, tmp_path / "backup.db").exit_code == 0
     path, _ = restored(config, tmp_path / "backup.db")
-    kinds = {
-        one.kind for kind in (*LEFT_OUT, "log_gap") for one in asyncio.run(records(path, kind))
-    }
-    assert kinds == {"log_gap"}
+    assert [kind for kind in (*LEFT_OUT, "log_gap") if records_in(path, kind)] == ["log_gap"]
 
 
 def test_keys_that_were_disabled_since_are_disabled_again(config: Path, tmp_path: Path) -> None:
@@ -191,12 +163,8 @@ def test_a_person_who_was_erased_since_stays_erased(config: Path, tmp_path: Path
     """By the file beside the config, or by another one."""
     with config.open("a") as file:
         file.write(f'[erasures]\nkey = "{"k" * 64}"\n')
-
-    async def write(path: Path) -> None:
-        async with open_store(path) as store:
-            await store.write([event("of-ann", user_id="ann"), event("of-bob", user_id="bob")])
-
-    asyncio.run(write(config))
+    events = [event("of-ann", user_id="ann"), event("of-bob", user_id="bob")]
+    on_store(config, lambda store: store.write(events))
     backup = tmp_path / "backup.db"
     assert run("backup", "--config", config, backup).exit_code == 0
     options = ("--config", config, "--workspace", "acme", "--user", "ann", "--yes")
@@ -214,16 +182,10 @@ def test_a_person_who_was_erased_since_stays_erased(config: Path, tmp_path: Path
     new.write_text(config.read_text())
     result = run("restore", "--config", new, "--erasures", beside, backup)
     assert result.exit_code == 0, result.stderr
-
-    async def read(path: Path) -> list[str]:
-        async with open_store(path) as store:
-            return await ids(store)
-
     for path in (config, new):
-        assert "of-ann" not in asyncio.run(read(path))
-        assert "of-bob" in asyncio.run(read(path))
-    asyncio.run(write(config))
-    assert "of-ann" not in asyncio.run(read(config)), "a late retry stores nothing"
+        assert {"of-ann", "of-bob"} & {*on_store(path, ids)} == {"of-bob"}
+    on_store(config, lambda store: store.write(events))
+    assert "of-ann" not in on_store(config, ids), "a late retry stores nothing"
 
 
 def test_a_damaged_file_of_erasures_prevents_a_restore(config: Path, tmp_path: Path) -> None:

@@ -3,19 +3,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import orjson
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from engage.api import EventStore, LogRecord, Record, RecordStore
-from engage.cli import main
-from engage.config import Config, load
+from engage.api import EventStore, LogRecord, Record
+from engage.config import Config
 from engage.registry import Registry
-from support.console import on_store
-from support.exports import registry
+from support.commands import run
+from support.exports import on_store
 from support.memory_log import MemoryBroker, MemoryLog
 from support.server_process import config_text
 
@@ -40,18 +38,12 @@ def config(tmp_path: Path) -> Path:
     """Return a config with a log whose store exists."""
     path = tmp_path / "engage.toml"
     path.write_text(config_text(config_extra=LOG))
-
-    async def create() -> None:
-        store = registry().make_storage(load(path))
-        await store.open(create=True)
-        await store.close()
-
-    asyncio.run(create())
+    on_store(path, EventStore.check)
     return path
 
 
 def check(config: Path) -> Result:
-    return CliRunner().invoke(main, ["check", "--config", str(config)], prog_name="engage")
+    return run("check", "--config", config)
 
 
 def append(broker: MemoryBroker, partition: int = 0) -> None:
@@ -108,12 +100,7 @@ def keep_gap(config: Path, partition: int, at: int) -> None:
     """Keep a gap as a loader does."""
     body = orjson.dumps({"partition": partition, "expected": 5, "first": 8})
     record = Record(kind="log_gap", workspace_id="", id=f"{partition}-5", body=body, at=at)
-
-    async def put(store: EventStore) -> None:
-        assert isinstance(store, RecordStore)
-        await store.put_record(record)
-
-    on_store(config, put)
+    on_store(config, lambda store: store.put_record(record))
 
 
 @pytest.mark.parametrize("what", ["down", "leaderless", "missing"])

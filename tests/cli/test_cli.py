@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 import os
@@ -25,10 +24,10 @@ from click.testing import Result
 
 import engage
 import engage.server.serve
-from engage.api import DeadLetterStore, Event, EventFilter, StorageUnavailable
+from engage.api import Event, EventFilter, StorageUnavailable
 from engage.cli.common import safe
 from engage.config import Config, load
-from engage.registry import Registered, Registry, load_plugins
+from engage.registry import Registered, Registry
 from engage.registry.discovery import Discovered
 from engage.testing.factories import event, identify, letter
 from engage.upkeep import export as upkeep_export
@@ -36,7 +35,8 @@ from engage_plugins.sqlite.store import SqliteStorage
 from support.commands import run
 from support.distributions import distribution
 from support.each import each
-from support.sqlite import config_file, open_store
+from support.exports import on_store, registry
+from support.sqlite import config_file
 
 COMMANDS = [
     *("check", "console", "console-link", "console-logout", "console-password"),
@@ -69,13 +69,11 @@ def process(*arguments: object, path: Sequence[Path] = (), **options: Any) -> An
 def fill(path: Path, *events: Event) -> None:
     """Write events and a dead letter into the store of a config."""
 
-    async def write() -> None:
-        async with open_store(path) as store:
-            await store.write(events)
-            assert hasattr(store, "put")
-            await store.put([letter("d1")])
+    async def write(store: Any) -> None:
+        await store.write(events)
+        await store.put([letter("d1")])
 
-    asyncio.run(write())
+    on_store(path, write)
 
 
 @pytest.fixture
@@ -118,11 +116,11 @@ def test_help_and_version_are_printed() -> None:
     assert run("--version").stdout == f"engage, version {engage.__version__}\n"
 
 
-@pytest.mark.parametrize("group", ["dead-letters", "keys", "users"])
-def test_the_summaries_of_a_group_are_whole(group: str) -> None:
-    commands = run(group, "--help").stdout.partition("\nCommands:\n")[2]
-    assert commands
-    assert "..." not in commands
+def test_the_summaries_of_a_group_are_whole() -> None:
+    for group in ("dead-letters", "keys", "users"):
+        commands = run(group, "--help").stdout.partition("\nCommands:\n")[2]
+        assert commands
+        assert "..." not in commands
 
 
 @each(
@@ -146,11 +144,11 @@ def test_wrong_usage_is_status_2(arguments: tuple[str, ...]) -> None:
     assert result.stdout == ""
 
 
-@pytest.mark.parametrize("command", ["check", "serve", "export events"])
-def test_a_missing_config_is_reported(tmp_path: Path, command: str) -> None:
+def test_a_missing_config_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "none.toml"
-    result = run(*command.split(), "--config", path)
-    fails(result, f"{path} does not exist; run `engage init` to create it")
+    for command in ("check", "serve", "export events"):
+        result = run(*command.split(), "--config", path)
+        fails(result, f"{path} does not exist; run `engage init` to create it")
 
 
 def test_the_config_may_come_from_the_environment(
@@ -160,25 +158,22 @@ def test_the_config_may_come_from_the_environment(
     assert run("export", "events", "--limit", "1").exit_code == 0
 
 
-@pytest.mark.parametrize("command", ["check", "serve", "export events"])
-def test_each_problem_of_a_config_is_one_line(tmp_path: Path, command: str) -> None:
+def test_each_problem_of_a_config_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "engage.toml"
     path.write_text('prot = 1\n[logging]\nlevel = "x"\n')
-    result = run(*command.split(), "--config", path)
-    assert result.exit_code == 1
-    assert [line.split(": ")[2] for line in result.stderr.splitlines()] == [
-        "prot",
-        "workspaces",
-        "logging.level",
-    ]
+    for command in ("check", "serve", "export events"):
+        result = run(*command.split(), "--config", path)
+        assert result.exit_code == 1
+        keys = [line.split(": ")[2] for line in result.stderr.splitlines()]
+        assert keys == ["prot", "workspaces", "logging.level"]
 
 
-@pytest.mark.parametrize("command", ["check", "export events", "export users"])
-def test_only_serve_creates_a_store(tmp_path: Path, command: str) -> None:
+def test_only_serve_creates_a_store(tmp_path: Path) -> None:
     path = config_file(tmp_path)
-    result = run(*command.split(), "--config", path)
-    assert "there is no store; `engage serve` creates one" in result.output
-    assert list(tmp_path.iterdir()) == [path]
+    for command in ("check", "export events", "export users"):
+        result = run(*command.split(), "--config", path)
+        assert "there is no store; `engage serve` creates one" in result.output
+        assert list(tmp_path.iterdir()) == [path]
 
 
 def test_control_characters_are_escaped() -> None:
@@ -422,14 +417,6 @@ def test_check_shows_no_secret(stored: Path) -> None:
     assert "k-acme" not in result.output
 
 
-def test_check_reports_a_storage_that_fails(tmp_path: Path) -> None:
-    path = config_file(tmp_path)
-    (tmp_path / "engage.db").mkdir()
-    result = run("check", "--config", path)
-    assert result.exit_code == 1
-    assert result.stderr.count("\n") == 1
-
-
 def test_check_works_before_the_first_start(tmp_path: Path) -> None:
     path = config_file(tmp_path)
     result = run("check", "--config", path)
@@ -494,8 +481,11 @@ def test_check_succeeds_while_the_ports_are_in_use(tmp_path: Path) -> None:
     assert "warning" not in result.stdout
 
 
-def test_check_reports_a_missing_folder(tmp_path: Path) -> None:
+def test_check_reports_a_storage_that_fails(tmp_path: Path) -> None:
     path = config_file(tmp_path)
+    (tmp_path / "engage.db").mkdir()
+    result = run("check", "--config", path)
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
     path.write_text(path.read_text().replace('path = "', 'path = "away/'))
     result = run("check", "--config", path)
     assert result.exit_code == 1
@@ -512,20 +502,12 @@ def test_plugins_lists_what_is_installed_and_used(stored: Path) -> None:
     assert ["storage", "mongo", "mongo", version, "-"] in rows
 
 
-def test_plugins_lists_logs(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugins_lists_logs(stored: Path) -> None:
     log = Registered(name="queue", factory=object, schema={}, plugin="q", distribution="queue 1.0")
-    registry = load_plugins()
-    registry = Registry(
-        Discovered(
-            plugins=tuple(registry.plugins),
-            tables={**registry.tables, "log": {"queue": log, "tape": log}},
-            commands={},
-            command_plugins={},
-        )
-    )
+    tables = {**registry().tables, "log": {"queue": log, "tape": log}}
+    plugins = Registry(Discovered(plugins=(), tables=tables, commands={}, command_plugins={}))
     stored.write_text('[log]\nbackend = "queue"\n' + stored.read_text())
-    monkeypatch.setattr("engage.cli.common.load_plugins", lambda *_, **__: registry)
-    rows = run("plugins", "--config", stored).stdout.splitlines()
+    rows = run("plugins", "--config", stored, plugins=plugins).stdout.splitlines()
     assert "log\tqueue\tq\tqueue 1.0\tused" in rows
     assert "log\ttape\tq\tqueue 1.0\t-" in rows
 
@@ -601,14 +583,12 @@ def test_a_plugin_brings_a_command(tmp_path: Path) -> None:
 
 def test_a_plugin_cannot_replace_a_command(tmp_path: Path) -> None:
     folder = distribution(tmp_path, "greet", {"engage_greet": GREETER.format(name="check")})
-    path = config_file(tmp_path)
-    for arguments in (("plugins",), ("check", "--config", path), ("nothing",)):
-        done = process(*arguments, path=[folder])
-        assert (done.returncode, done.stderr.splitlines()[-1]) == (
-            1,
-            'engage: plugin "engage_greet" (engage_greet, distribution greet 1.0): the command'
-            " name 'check' is already used by engage itself; use another name",
-        )
+    done = process("check", "--config", config_file(tmp_path), path=[folder])
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (
+        1,
+        'engage: plugin "engage_greet" (engage_greet, distribution greet 1.0): the command name'
+        " 'check' is already used by engage itself; use another name",
+    )
 
 
 def test_a_broken_plugin_is_one_line_and_help_still_works(tmp_path: Path) -> None:
@@ -663,26 +643,12 @@ def test_export_reports_an_unknown_workspace(stored: Path) -> None:
     assert result.stderr == f"engage: {stored} does not contain a workspace 'nobody'\n"
 
 
-def test_export_reads_all_pages(tmp_path: Path) -> None:
-    path = config_file(tmp_path)
-    fill(path, *(event(f"m{n}", at=n) for n in range(1203)))
-    assert [line["messageId"] for line in exported("events", "--config", path)] == [
-        f"m{n}" for n in range(1203)
-    ]
-    assert len(exported("events", "--config", path, "--limit", 1001)) == 1001
-
-
 def test_export_leaves_out_a_record_that_cannot_be_json(tmp_path: Path) -> None:
     path = config_file(tmp_path)
     deep = dataclasses.replace(event("deep"), body=b'{"a":' * 900 + b"1" + b"}" * 900)
     fill(path, event("m1"), deep, event("m2"))
-
-    async def put() -> None:
-        async with open_store(path) as store:
-            assert isinstance(store, DeadLetterStore)
-            await store.put([letter("odd", received_at=9 * 10**15), letter("d2")])
-
-    asyncio.run(put())
+    odd = [letter("odd", received_at=9 * 10**15), letter("d2")]
+    on_store(path, lambda store: store.put(odd))
     for kind, name, good, bad in (
         ("events", "messageId", ["m1", "m2"], "message_id deep"),
         ("dead-letters", "id", ["d1", "d2"], "id odd"),

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from pathlib import Path
 from unittest import mock
@@ -11,17 +10,16 @@ from unittest import mock
 import httpx
 import pytest
 
-from engage.api import EventStore, RecordStore
+from engage.api import EventStore
 from engage.config import load
 from engage.console.sign_in.links import KIND
 from engage.console.sign_in.passwords import is_password
 from engage.registry import Registry
-from engage.upkeep.audit import AUDIT, read_entry
 from support.commands import run
-from support.console import free_port, on_store
+from support.console import free_port
+from support.exports import audit_of, on_store, records_in
 from support.memory_store import MemoryEvents
 from support.server_process import start_server
-from support.sqlite import open_store
 from support.waiting import wait_for
 
 
@@ -29,14 +27,8 @@ from support.waiting import wait_for
 def config(tmp_path: Path) -> Path:
     """A config as ``engage init`` writes it, with its store."""
     assert run("init", tmp_path).exit_code == 0
-    path = tmp_path / "engage.toml"
-
-    async def create() -> None:
-        async with open_store(path):
-            pass
-
-    asyncio.run(create())
-    return path
+    on_store(tmp_path / "engage.toml", EventStore.check)
+    return tmp_path / "engage.toml"
 
 
 def test_init_writes_a_console_for_this_machine_only(config: Path) -> None:
@@ -65,20 +57,12 @@ def test_a_link_is_for_the_url_that_people_use(config: Path) -> None:
 
 def test_the_store_has_the_hash_of_a_link_and_who_made_it(config: Path) -> None:
     token = run("console-link", "--config", config).stdout.strip().partition("t=")[2]
-
-    async def read(store: EventStore) -> tuple[str, str, str]:
-        assert isinstance(store, RecordStore)
-        (link,) = (await store.list_records(KIND, limit=9)).items
-        assert token.encode() not in link.body
-        assert token != link.id
-        (record,) = (await store.list_records(AUDIT, limit=9)).items
-        entry = read_entry(record)
-        return link.id, entry.action, entry.actor.origin
-
-    identity, action, origin = on_store(config, read)
-    assert re.fullmatch("[0-9a-f]{64}", identity)
-    assert action == "link-made"
-    assert origin.startswith("command line on ")
+    (link,) = records_in(config, KIND)
+    assert token.encode() not in link.body
+    assert re.fullmatch("[0-9a-f]{64}", link.id)
+    (entry,) = audit_of(config)
+    assert entry.action == "link-made"
+    assert entry.actor.origin.startswith("command line on ")
 
 
 def test_the_printed_link_signs_in_while_the_server_runs(tmp_path: Path) -> None:

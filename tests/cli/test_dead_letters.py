@@ -10,60 +10,32 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
-from click.testing import CliRunner
 
 from engage.api import DeadLetter, render_time
-from engage.cli import main
 from engage.testing.factories import letter
-from engage.upkeep.audit import AUDIT, AuditEntry, read_entry
 from support import commands
+from support.exports import audit_of, exported, on_store
 from support.identity import REQUIRED
 from support.pipeline import NOW
 from support.replay import make_bench
-from support.sqlite import config_file, open_store
+from support.sqlite import config_file
 from support.waiting import wait_for
 
 run = functools.partial(commands.run, "dead-letters")
 
 
-def in_store(path: Path, work: Callable[[Any], Awaitable[Any]]) -> Any:
-    """Run something on the store of a config."""
-
-    async def running() -> Any:
-        async with open_store(path) as store:
-            return await work(store)
-
-    return asyncio.run(running())
-
-
 def letters(path: Path) -> list[DeadLetter]:
     """Return the dead letters of a store, oldest first."""
 
-    async def read(store: Any) -> Any:
-        return (await store.scan_dead_letters(None, after=None, limit=500)).items
+    async def read(store: Any) -> list[DeadLetter]:
+        return list((await store.scan_dead_letters(None, after=None, limit=500)).items)
 
-    return list(in_store(path, read))
-
-
-def audit(path: Path) -> list[AuditEntry]:
-    """Return the entries of the audit, oldest first."""
-
-    async def read(store: Any) -> Any:
-        return (await store.list_records(AUDIT, limit=100)).items
-
-    return [read_entry(record) for record in in_store(path, read)]
-
-
-def events(path: Path) -> list[dict[str, Any]]:
-    """Return the stored events."""
-    result = CliRunner().invoke(main, ["export", "events", "--config", str(path)])
-    return [json.loads(line) for line in result.stdout.splitlines()]
+    return on_store(path, read)
 
 
 @pytest.fixture
@@ -156,17 +128,17 @@ def test_a_letter_is_corrected_checked_and_replayed(stored: Path, tmp_path: Path
     event = json.loads(checked.stdout)
     assert event["context"] == {"engage": {"replayOf": first.id}}
     assert event["type"] == "track"
-    assert len(events(stored)) == 1
+    assert len(exported(stored)) == 1
     replayed = run("replay", *place, "-", text=file.read_text())
     assert replayed.exit_code == 0, replayed.stderr
     assert replayed.stdout == f"stored\t{event['messageId']}\n"
-    found = events(stored)[-1]
+    found = exported(stored)[-1]
     assert {**found, "receivedAt": 0} == {**event, "receivedAt": 0}
     assert len(letters(stored)) == 2
     again = run("replay", *place)
     assert again.exit_code == 1
     assert "it was replayed, deleted or has expired" in again.stderr
-    entries = audit(stored)
+    entries = audit_of(stored)
     assert [entry.action for entry in entries] == ["letter-replayed"] * 2
     assert entries[0].details["outcome"] == "invalid_payload"
     details = entries[1].details
@@ -185,7 +157,7 @@ def test_a_conflict_is_replayed_with_a_new_id(stored: Path) -> None:
     assert run("replay", *place).exit_code == 1
     assert run("check", *place, "--new-id").exit_code == 0
     assert run("replay", *place, "--new-id").exit_code == 0
-    assert [event["userId"] for event in events(stored)] == ["u-3", "u-4"]
+    assert [event["userId"] for event in exported(stored)] == ["u-3", "u-4"]
 
 
 def test_an_event_is_checked_before_it_is_sent(stored: Path, tmp_path: Path) -> None:
@@ -213,8 +185,8 @@ def test_an_event_is_checked_before_it_is_sent(stored: Path, tmp_path: Path) -> 
     result = run("check", "--config", stored, "-", text=json.dumps({**same, "userId": "x"}))
     assert result.exit_code == 1
     assert "message_id_conflict" in result.stderr
-    assert len(events(stored)) == 1
-    assert audit(stored) == []
+    assert len(exported(stored)) == 1
+    assert audit_of(stored) == []
 
 
 def test_an_event_is_checked_without_a_store(tmp_path: Path) -> None:
@@ -241,11 +213,7 @@ def test_a_check_needs_a_write_key(stored: Path, arguments: tuple[str, ...], mes
 def test_a_letter_that_cannot_be_replayed_says_why(stored: Path) -> None:
     old = letter("0" * 32, item=b'{"userId":"u","event":"e"}', errors=[], reason="event_refused")
     cut = letter("1" * 32, item=b'{"userId":', truncated=True)
-
-    async def put(store: Any) -> None:
-        await store.put([old, cut])
-
-    in_store(stored, put)
+    on_store(stored, lambda store: store.put([old, cut]))
     place = ("--config", stored, "--workspace", "acme")
     for one, why in ((old, "context and integrations"), (cut, "first 16 KiB")):
         assert why in run("show", *place, one.id).stdout
@@ -273,7 +241,7 @@ def many(path: Path, count: int) -> None:
                 ]
             )
 
-    in_store(path, put)
+    on_store(path, put)
 
 
 def test_all_letters_of_a_reason_are_replayed(stored: Path) -> None:
@@ -286,7 +254,7 @@ def test_all_letters_of_a_reason_are_replayed(stored: Path) -> None:
     assert lines[0] == f"engage: {0:032x}: invalid_payload: event: is required"
     assert lines[-1] == "engage: 3 of 60 dead letters failed"
     assert len(letters(stored)) == 6
-    (entry,) = audit(stored)
+    (entry,) = audit_of(stored)
     assert (entry.action, entry.details["stored"]) == ("letters-replayed", 57)
     result = run("replay", *place, "--reason", "nothing", "--all")
     assert (result.exit_code, result.stdout) == (0, "0 stored, 0 stored before, 0 failed\n")
@@ -313,13 +281,13 @@ def test_events_whose_time_cannot_be_read_happened_when_they_arrived(tmp_path: P
     assert run("replay", *place, "--all").stdout == "0 stored, 0 stored before, 3 failed\n"
     result = run("replay", *place, "--set", "/timestamp=receivedAt", "--all")
     assert (result.exit_code, result.stdout) == (0, "3 stored, 0 stored before, 0 failed\n")
-    found = {event["messageId"]: event for event in events(path)}
+    found = {event["messageId"]: event for event in exported(path)}
     for number in range(3):
         event = found[f"m{number}"]
         assert event["timestamp"] == render_time(NOW + number)
         assert (event["n"], event["sentAt"]) == (2**53 + 1, "2020-01-01T00:00:00Z")
         assert "originalTimestamp" not in event
-    assert audit(path)[-1].details["undated"] == ["timestamp"]
+    assert audit_of(path)[-1].details["undated"] == ["timestamp"]
     _, other = letters(path)
     every = ("--config", path, "--workspace", "acme")
     times = [f"--set=/{name}=receivedAt" for name in ("timestamp", "originalTimestamp", "sentAt")]
@@ -328,7 +296,7 @@ def test_events_whose_time_cannot_be_read_happened_when_they_arrived(tmp_path: P
     replayed = run("replay", *every, *times, "--all")
     assert replayed.stdout == "1 stored, 0 stored before, 1 failed\n"
     assert "event: is required" in replayed.stderr
-    assert events(path)[-1]["timestamp"] == render_time(NOW + 10)
+    assert exported(path)[-1]["timestamp"] == render_time(NOW + 10)
     for wrong in ("/timestamp=now", "/properties=receivedAt", "timestamp"):
         assert run("replay", *every, "--set", wrong, "--all").exit_code == 2
     assert run("replay", *every, *times, other.id).exit_code == 2
@@ -357,9 +325,8 @@ def test_a_value_that_cannot_be_stored_is_shown_as_it_was_sent(tmp_path: Path) -
     place = ("--config", path, "--workspace", "acme")
     listed = run("list", *place, "--groups")
     assert (listed.exit_code, "/properties/v" in listed.stdout) == (0, True)
-    exported = CliRunner().invoke(main, ["export", "dead-letters", "--config", str(path)])
-    for value, one in zip(values, letters(path), strict=True):
-        assert value in json.loads(exported.stdout.splitlines()[values.index(value)])["item"]
+    for value, one, line in zip(values, letters(path), exported(path, "dead-letters"), strict=True):
+        assert value in line["item"]
         assert run("show", *place, one.id).exit_code == 0
         item = run("show", *place, "--item", one.id).stdout
         assert value in item
@@ -367,7 +334,7 @@ def test_a_value_that_cannot_be_stored_is_shown_as_it_was_sent(tmp_path: Path) -
         file = tmp_path / "event.json"
         file.write_text(item.replace(value, '"corrected"'))
         assert run("replay", *place, one.id, file).exit_code == 0
-    assert [event["properties"] for event in events(path)] == [{"v": "corrected"}] * len(values)
+    assert [event["properties"] for event in exported(path)] == [{"v": "corrected"}] * len(values)
 
 
 def test_letters_from_before_users_were_verified_need_the_operators_word(stored: Path) -> None:
@@ -384,7 +351,12 @@ def test_letters_from_before_users_were_verified_need_the_operators_word(stored:
     assert run("replay", *place, "--unverified", f"{4:032x}").exit_code == 0
     several = run("replay", *place, "--unverified", "--reason", "transform_failed", "--all")
     assert several.stdout == "1 stored, 0 stored before, 3 failed\n"
-    assert [entry.details.get("unverified") for entry in audit(stored)] == [None, False, True, True]
+    assert [entry.details.get("unverified") for entry in audit_of(stored)] == [
+        None,
+        False,
+        True,
+        True,
+    ]
 
 
 def test_a_replay_that_was_killed_is_run_again(stored: Path) -> None:
@@ -396,14 +368,14 @@ def test_a_replay_that_was_killed_is_run_again(stored: Path) -> None:
         stdout=subprocess.DEVNULL,
         env={**os.environ},
     ) as process:
-        wait_for(lambda: len(events(stored)) > 1)
+        wait_for(lambda: len(exported(stored)) > 1)
         process.send_signal(signal.SIGKILL)
         process.wait()
-    left = len(events(stored))
+    left = len(exported(stored))
     assert left < 1001
     result = run("replay", *place, "--reason", "transform_failed", "--all")
     assert result.stdout.endswith(" 3 failed\n")
-    found = events(stored)
+    found = exported(stored)
     replayed = [one["context"]["engage"]["replayOf"] for one in found if "context" in one]
     assert len(set(replayed)) == len(replayed) == 1000
     assert len(letters(stored)) == 6
@@ -418,14 +390,14 @@ def test_ctrl_c_cancels_a_replay(stored: Path) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     ) as process:
-        wait_for(lambda: len(events(stored)) > 1)
+        wait_for(lambda: len(exported(stored)) > 1)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=240)
     assert process.returncode == 1
     assert b"Traceback" not in errors
-    left = len(events(stored)) - 1
+    left = len(exported(stored)) - 1
     assert left < 1997
-    (entry,) = audit(stored)
+    (entry,) = audit_of(stored)
     assert (entry.details["state"], entry.details["stored"]) == ("cancelled", left)
     result = run("replay", *place, "--reason", "nothing", "--all")
     assert (result.exit_code, result.stderr) == (0, "")
@@ -443,8 +415,8 @@ def test_letters_are_deleted(stored: Path) -> None:
     result = run("delete", *place, "--reason", "invalid_payload", "--all", "--yes")
     assert (result.exit_code, result.stdout) == (0, "1 dead letter deleted\n")
     assert letters(stored) == [conflict]
-    assert [entry.action for entry in audit(stored)] == ["letters-deleted"] * 2
-    assert audit(stored)[0].details["letters"] == [first.id, "nothing"]
+    assert [entry.action for entry in audit_of(stored)] == ["letters-deleted"] * 2
+    assert audit_of(stored)[0].details["letters"] == [first.id, "nothing"]
 
 
 @pytest.mark.parametrize(
@@ -467,7 +439,7 @@ def test_wrong_usage_is_status_2(stored: Path, arguments: tuple[str, ...]) -> No
 
 def test_a_letter_with_an_impossible_time_is_listed_and_shown(stored: Path) -> None:
     odd = letter("0" * 32, received_at=10**18)
-    in_store(stored, lambda store: store.put([odd]))
+    on_store(stored, lambda store: store.put([odd]))
     for command in (("list",), ("list", "--groups"), ("show", "0" * 32)):
         result = run(command[0], "--config", stored, "--workspace", "acme", *command[1:])
         assert (result.exit_code, result.stderr) == (0, "")

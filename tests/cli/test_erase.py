@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import threading
@@ -19,9 +18,10 @@ from engage.erasure.requests import note_requests
 from engage.testing.factories import TIME, event
 from engage.upkeep import erasures
 from support.commands import run
+from support.exports import on_store
 from support.people import KEY, fill, lines, traces
 from support.server_process import start_server
-from support.sqlite import config_file, open_store
+from support.sqlite import config_file
 
 
 @pytest.fixture
@@ -30,21 +30,8 @@ def config(tmp_path: Path) -> Path:
     path = config_file(tmp_path)
     text = path.read_text().replace("[storage]", "[storage]\nwrite_timeout = 2", 1)
     path.write_text(f'[erasures]\nkey = "{KEY}"\n{text}\n[workspaces.webhooks]\n')
-
-    async def write() -> None:
-        async with open_store(path) as store:
-            await fill(store)
-
-    asyncio.run(write())
+    on_store(path, fill)
     return path
-
-
-def look(config: Path, what: Any) -> Any:
-    async def read() -> Any:
-        async with open_store(config) as store:
-            return await what(store)
-
-    return asyncio.run(read())
 
 
 def erase(config: Path, *arguments: str, user: str = "ann") -> Result:
@@ -54,12 +41,12 @@ def erase(config: Path, *arguments: str, user: str = "ann") -> Result:
 
 
 def test_without_a_terminal_it_needs_yes(config: Path) -> None:
-    before = look(config, lines)
+    before = on_store(config, lines)
     options = ("--config", config, "--workspace", "acme", "--user", "ann")
     result = run("erase", "user", *options)
     assert (result.exit_code, result.stdout) == (2, "")
     assert "it needs --yes when there is no terminal" in result.stderr
-    assert look(config, lines) == before
+    assert on_store(config, lines) == before
     assert not config.with_name("engage.toml.erasures").exists()
 
 
@@ -83,14 +70,14 @@ def test_the_addresses_of_the_user_are_named_before_and_after(
         *("user: ann", "anonymous ids: a1", "addresses: ann@x.org"),
         "addresses of this user that are left: +49123; see --address",
     ]
-    before = look(config, lines)
+    before = on_store(config, lines)
     result = run(*command, "--address", "ann@x.org", "--dry-run")
     assert (result.exit_code, result.stdout.splitlines()) == (0, preview)
     with monkeypatch.context() as patch:
         patch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda _: True, raising=False)
         result = run(*command, "--address", "ann@x.org", text="n\n")
     assert result.stderr.splitlines()[:4] == preview
-    assert look(config, lines) == before
+    assert on_store(config, lines) == before
     assert not config.with_name("engage.toml.erasures").exists()
     wrong = run(*command, "--yes", "--address", "ann")
     assert wrong.exit_code == 1
@@ -110,7 +97,7 @@ def test_erase_prints_a_receipt_and_notes_the_erasure(config: Path) -> None:
     assert receipt["user"] == erasures.hash_of(KEY, "acme", "ann")
     assert (receipt["known"], receipt["overwritten"]) == (True, True)
     assert receipt["erased"]["events"] == 8
-    assert look(config, traces) == []
+    assert on_store(config, traces) == []
     known, _ = erasures.read(config.with_name("engage.toml.erasures"), KEY)
     assert {(one.kind, one.hash) for one in known} >= {
         ("user", receipt["user"]),
@@ -124,13 +111,13 @@ def test_erase_prints_a_receipt_and_notes_the_erasure(config: Path) -> None:
 
 
 def test_nothing_is_erased_if_the_file_cannot_be_written(config: Path) -> None:
-    before = look(config, lines)
+    before = on_store(config, lines)
     (config.parent / "engage.toml.erasures").mkdir()
     result = erase(config)
     assert result.exit_code == 1
     assert result.stderr.startswith("engage: nothing was erased: ")
     assert "engage.toml.erasures cannot be read: Is a directory" in result.stderr
-    assert look(config, lines) == before
+    assert on_store(config, lines) == before
 
 
 def test_a_config_without_a_key_says_what_to_add(config: Path) -> None:
@@ -157,11 +144,11 @@ def test_erasures_are_repeated_from_a_file(config: Path, tmp_path: Path) -> None
     elsewhere.mkdir()
     other = config_file(elsewhere)
     other.write_text(f'[erasures]\nkey = "{KEY}"\n{other.read_text()}')
-    look(other, fill)
+    on_store(other, fill)
     result = run("erase", "--config", other, "--from", file)
     assert (result.exit_code, result.stderr) == (0, "")
     assert "erased: events 8" in result.stdout
-    assert look(other, traces) == []
+    assert on_store(other, traces) == []
     assert "erased: nothing" in run("erase", "--config", other, "--from", file).stdout
     wrong = run("erase", "--config", other, "--from", file, "requests")
     assert wrong.exit_code == 2
@@ -188,7 +175,7 @@ def test_requests_of_providers_are_listed(config: Path) -> None:
         for _ in range(2):
             await note_requests(store, "acme", "segment", ["ann", "eve"], now=TIME)
 
-    look(config, ask)
+    on_store(config, ask)
     result = run("erase", "requests", "--config", config, "--workspace", "acme")
     assert (result.exit_code, result.stderr) == (0, "")
     assert sorted(line.split("\t")[1:] for line in result.stdout.splitlines()) == [

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import re
 from pathlib import Path
@@ -11,24 +10,16 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from engage.api import Record, RecordStore
 from engage.keys.effective import KEY
-from engage.upkeep.audit import AUDIT, read_entry
 from support.commands import run
-from support.sqlite import config_file, open_store
+from support.exports import audit_of, records_in
+from support.sqlite import config_file, new_store
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     """Make a config with a store."""
-    path = config_file(tmp_path)
-    asyncio.run(_create(path))
-    return path
-
-
-async def _create(path: Path) -> None:
-    async with open_store(path):
-        pass
+    return new_store(tmp_path)
 
 
 def keys(config: Path, *arguments: str) -> Result:
@@ -40,15 +31,6 @@ def listed(config: Path, *arguments: str) -> list[list[str]]:
     result = keys(config, "list", *arguments)
     assert result.exit_code == 0
     return [line.split("\t") for line in result.stdout.splitlines()]
-
-
-def records(config: Path, kind: str) -> list[Record]:
-    async def read() -> list[Record]:
-        async with open_store(config) as store:
-            assert isinstance(store, RecordStore)
-            return list((await store.list_records(kind, limit=100)).items)
-
-    return asyncio.run(read())
 
 
 def test_a_key_is_created_listed_disabled_enabled_and_archived(config: Path) -> None:
@@ -75,7 +57,7 @@ def test_a_key_is_created_listed_disabled_enabled_and_archived(config: Path) -> 
         again = keys(config, command, "--workspace", "other", "ios")
         assert (again.exit_code, again.stdout) == (0, "")
         assert f"is {state} already" in again.stderr
-    entries = [read_entry(record) for record in records(config, AUDIT)]
+    entries = audit_of(config)
     assert sorted(entry.action for entry in entries) == [
         "key-archived",
         "key-created",
@@ -107,7 +89,7 @@ def test_the_origins_of_a_key_must_be_those_of_cors(config: Path) -> None:
     result = keys(config, *add, "https://SHOP.example.com,https://other.example")
     assert result.exit_code == 1
     assert "origins[1]: add it to cors.origins too" in result.stderr
-    assert records(config, KEY) == []
+    assert records_in(config, KEY) == []
     assert keys(config, *add, "https://shop.example.com").exit_code == 0
 
 
@@ -120,7 +102,7 @@ def test_a_server_key_is_shown_once(config: Path) -> None:
         (backend,) = (row for row in listed(config) if row[1] == "backend")
         assert (backend[2], backend[3], backend[7]) == ("-", shown, "server")
     digest = hashlib.sha256(secret.encode()).hexdigest()
-    (record,) = records(config, KEY)
+    (record,) = records_in(config, KEY)
     assert digest.encode() in record.body
     stored = b"".join(path.read_bytes() for path in config.parent.iterdir() if path.is_file())
     assert digest.encode() in stored
@@ -130,7 +112,7 @@ def test_a_server_key_is_shown_once(config: Path) -> None:
 def test_a_key_of_the_config_is_disabled(config: Path) -> None:
     assert keys(config, "disable", "--workspace", "acme", "website").exit_code == 0
     assert listed(config)[0][:5] == ["acme", "website", "k-acme", "disabled", "config"]
-    assert records(config, KEY) == []
+    assert records_in(config, KEY) == []
     assert keys(config, "enable", "--workspace", "acme", "website").exit_code == 0
     assert listed(config)[0][3] == "active"
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from engage.cli import main
+from support.commands import run
 from support.server_process import config_text
 
 
@@ -16,7 +16,7 @@ def load(folder: Path, *arguments: str, log: str = "") -> Result:
     """Run the command with a config."""
     config = folder / "engage.toml"
     config.write_text(config_text(config_extra=log))
-    return CliRunner().invoke(main, ["load", "--config", str(config), *arguments])
+    return run("load", "--config", config, *arguments)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import csv
 import io
 import json
@@ -21,8 +20,9 @@ from engage.testing.factories import TIME, event, identify
 from engage.upkeep.export import PAGE
 from engage_plugins.sqlite.store import SqliteStorage
 from support.commands import run
+from support.exports import on_store
 from support.memory_store import MemoryEvents
-from support.sqlite import config_file, open_store
+from support.sqlite import config_file
 
 DAY = "2025-06-01"
 
@@ -34,20 +34,14 @@ def config(tmp_path: Path) -> Path:
     groups = '[[workspaces.subscription_groups]]\nid = "ads"\nchannel = "email"\ntype = "opt_out"\n'
     head, _, rest = path.read_text().partition('[[workspaces]]\nid = "other"')
     path.write_text(f'{head}{groups}[[workspaces]]\nid = "other"{rest}')
-
-    async def write() -> None:
-        async with open_store(path) as store:
-            await store.write(
-                [
-                    identify("1", "ann", traits={"email": "a@b.c"}),
-                    identify("2", "bob", traits={"email": "x@y.z"}),
-                    event("3", type="identify", anonymous_id="v", traits={"email": "A@b.c"}),
-                    event("4", type="identify", anonymous_id="w"),
-                    event("5", user_id="bob", anonymous_id="w"),
-                ]
-            )
-
-    asyncio.run(write())
+    people = [
+        identify("1", "ann", traits={"email": "a@b.c"}),
+        identify("2", "bob", traits={"email": "x@y.z"}),
+        event("3", type="identify", anonymous_id="v", traits={"email": "A@b.c"}),
+        event("4", type="identify", anonymous_id="w"),
+        event("5", user_id="bob", anonymous_id="w"),
+    ]
+    on_store(path, lambda store: store.write(people))
     return path
 
 
@@ -78,32 +72,23 @@ def choices(config: Path) -> set[tuple[Any, ...]]:
 
 
 def history(config: Path) -> Sequence[Any]:
-    async def read() -> Sequence[Any]:
-        async with open_store(config) as store:
-            assert isinstance(store, SubscriptionStore)
-            return (await store.history("acme", None, after=None, limit=10_000)).items
+    async def read(store: SubscriptionStore) -> Sequence[Any]:
+        return (await store.history("acme", None, after=None, limit=10_000)).items
 
-    return asyncio.run(read())
+    return on_store(config, read)
 
 
 def change(config: Path, user_id: str, at: int, *, subscribed: bool) -> None:
     """Choose as with a signed link."""
-
-    async def apply() -> None:
-        async with open_store(config) as store:
-            assert isinstance(store, SubscriptionStore)
-            await store.apply(
-                SubscriptionChange(
-                    id=f"{user_id} {at}",
-                    workspace_id="acme",
-                    user_id=user_id,
-                    choices={"news": subscribed},
-                    at=at,
-                    how="api",
-                )
-            )
-
-    asyncio.run(apply())
+    made = SubscriptionChange(
+        id=f"{user_id} {at}",
+        workspace_id="acme",
+        user_id=user_id,
+        choices={"news": subscribed},
+        at=at,
+        how="api",
+    )
+    on_store(config, lambda store: store.apply(made))
 
 
 def test_csv_is_imported(config: Path) -> None:
@@ -344,11 +329,7 @@ def test_a_spreadsheet_runs_nothing_of_an_export(config: Path, tmp_path: Path) -
     fresh = tmp_path / "fresh.toml"
     fresh.write_text(config.read_text().replace("engage.db", "fresh.db"))
 
-    async def create() -> None:
-        async with open_store(fresh):
-            pass
-
-    asyncio.run(create())
+    on_store(fresh, lambda store: store.check())
     assert load(fresh, text).exit_code == 0
     assert {one["userId"] for one in exported(fresh)} == CELLS.keys()
 
@@ -363,13 +344,8 @@ def test_an_export_is_imported_as_the_same_state(config: Path, tmp_path: Path, f
     text = run(*arguments).stdout
     fresh = tmp_path / "fresh.toml"
     fresh.write_text(config.read_text().replace("engage.db", "fresh.db"))
-
-    async def write() -> None:
-        async with open_store(config) as source, open_store(fresh) as store:
-            found = await source.scan(EventFilter(), after=None, limit=100)
-            await store.write(found.items)
-
-    asyncio.run(write())
+    found = on_store(config, lambda store: store.scan(EventFilter(), after=None, limit=100))
+    on_store(fresh, lambda store: store.write(found.items))
     assert load(fresh, text).exit_code == 0
     assert sorted(map(str, exported(fresh))) == sorted(map(str, exported(config)))
     # An export that continues another has no second line of names.

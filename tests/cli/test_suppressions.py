@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import Result
@@ -14,8 +11,9 @@ from click.testing import Result
 from engage.registry import Registry
 from engage.testing.storage.suppressions import suppression
 from support.commands import run
+from support.exports import audit_of, on_store
 from support.memory_store import MemoryEvents
-from support.sqlite import config_file, open_store
+from support.sqlite import config_file
 
 HEAD = "2025-01-01T00:00:00.00"
 
@@ -23,24 +21,16 @@ HEAD = "2025-01-01T00:00:00.00"
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     """Make a config and a store with suppressed addresses."""
+    suppressed = [
+        suppression("ann@b.c", how="webhook:sendgrid", source_id="evt 1"),
+        suppression("ann@b.c", reason="unsubscribe", group_id="news", at=1),
+        suppression("+491", channel="sms", reason="stop", at=2),
+        suppression("x@y.z", reason="bounce", at=3, lifted=True),
+        suppression("Bell", channel="push", at=4),
+        suppression("ann@b.c", workspace="other", at=5),
+    ]
     path = config_file(tmp_path)
-    ann = suppression("ann@b.c", how="webhook:sendgrid", source_id="evt 1")
-
-    async def write() -> None:
-        store: Any
-        async with open_store(path) as store:
-            await store.suppress(
-                [
-                    ann,
-                    suppression("ann@b.c", reason="unsubscribe", group_id="news", at=1),
-                    suppression("+491", channel="sms", reason="stop", at=2),
-                    suppression("x@y.z", reason="bounce", at=3, lifted=True),
-                    suppression("Bell", channel="push", at=4),
-                    suppression("ann@b.c", workspace="other", at=5),
-                ]
-            )
-
-    asyncio.run(write())
+    on_store(path, lambda store: store.suppress(suppressed))
     return path
 
 
@@ -85,20 +75,12 @@ def test_remove_lifts_until_a_later_report(config: Path) -> None:
         assert (result.exit_code, result.stdout) == (1, "")
         assert result.stderr == "engage: none of these addresses is suppressed\n"
 
-    async def report() -> tuple[Any, Any]:
-        store: Any
-        async with open_store(config) as store:
-            await store.suppress([suppression("ann@b.c", at=9)])
-            still = await store.suppressions("acme", [("email", "ann@b.c")])
-            await store.suppress([suppression("ann@b.c", at=10**12)])
-            audit = await store.list_records("audit", limit=99)
-            return still, audit.items
-
-    still, audit = asyncio.run(report())
-    assert list(still) == []
-    entries = [json.loads(one.body) for one in audit]
-    assert [one["action"] for one in entries] == ["suppression-removed"] * 3
-    assert entries[0]["details"]["reason"] == "complaint"
+    on_store(config, lambda store: store.suppress([suppression("ann@b.c", at=9)]))
+    assert listed(config, "ann@b.c") == []
+    on_store(config, lambda store: store.suppress([suppression("ann@b.c", at=10**12)]))
+    entries = audit_of(config)
+    assert [one.action for one in entries] == ["suppression-removed"] * 3
+    assert entries[0].details["reason"] == "complaint"
     assert len(listed(config, "ann@b.c")) == 1
     # The last report is from the future.
     assert of_acme(config, "remove", "ann@b.c").exit_code == 0

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import time
@@ -18,8 +17,9 @@ from engage.api import Event, SubscriptionChange
 from engage.registry import Registry
 from engage.testing.factories import TIME, event, identify
 from support.commands import run
+from support.exports import exported, on_store
 from support.memory_store import MemoryEvents
-from support.sqlite import config_file, open_store
+from support.sqlite import config_file, new_store
 
 
 def remove(path: Path, *arguments: str) -> Result:
@@ -27,24 +27,14 @@ def remove(path: Path, *arguments: str) -> Result:
 
 
 def write(path: Path, *events: Event) -> None:
-    async def writing() -> None:
-        async with open_store(path) as store:
-            await store.write(events)
-
-    asyncio.run(writing())
-
-
-def exported(path: Path, kind: str) -> list[Any]:
-    lines = run("export", kind, "--config", path).stdout.splitlines()
-    return [json.loads(line) for line in lines]
+    on_store(path, lambda store: store.write(events))
 
 
 @pytest.fixture
 def stored(tmp_path: Path) -> Path:
     """Make a config whose store has the user ``ann``."""
-    path = config_file(tmp_path)
-    write(path, identify("1", "ann", 1, traits={"plan": "pro", "email": "a@b.c", "n": None}))
-    return path
+    traits = {"plan": "pro", "email": "a@b.c", "n": None}
+    return new_store(tmp_path, identify("1", "ann", 1, traits=traits))
 
 
 def test_traits_are_removed(stored: Path) -> None:
@@ -170,21 +160,16 @@ def shown(path: Path, *arguments: str) -> Result:
 
 
 def test_a_user_is_shown_with_all_that_is_known(stored: Path) -> None:
-    async def choose() -> None:
-        async with open_store(stored) as opened:
-            store: Any = opened
-            await store.write(
-                [
-                    event("2", type="group", user_id="ann", groupId="g", at=2, anonymous_id="x"),
-                    *(event(f"e{n}", user_id="ann", at=3, received=n) for n in range(12)),
-                    event("other", user_id="bob", at=4),
-                    event("away", workspace="other", user_id="ann", at=4),
-                ]
-            )
-            change: dict[str, Any] = {"id": "c", "choices": {"news": True}, "at": 5, "how": "api"}
-            await store.apply(SubscriptionChange(workspace_id="acme", user_id="ann", **change))
-
-    asyncio.run(choose())
+    write(
+        stored,
+        event("2", type="group", user_id="ann", groupId="g", at=2, anonymous_id="x"),
+        *(event(f"e{n}", user_id="ann", at=3, received=n) for n in range(12)),
+        event("other", user_id="bob", at=4),
+        event("away", workspace="other", user_id="ann", at=4),
+    )
+    fields: dict[str, Any] = {"id": "c", "choices": {"news": True}, "at": 5, "how": "api"}
+    change = SubscriptionChange(workspace_id="acme", user_id="ann", **fields)
+    on_store(stored, lambda store: store.apply(change))
     result = shown(stored, "ann")
     assert (result.exit_code, result.stderr) == (0, "")
     about, _, table = result.stdout.partition("\n\n")

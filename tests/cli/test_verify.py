@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -15,13 +14,15 @@ from typing import Any
 
 import pytest
 
+from engage.api import EventStore
 from engage.registry import Registry
 from engage.testing.factories import letter
 from engage.upkeep.verify import Report
 from support.commands import run
+from support.exports import on_store
 from support.memory_store import MemoryEvents
 from support.server_process import start_server
-from support.sqlite import config_file, open_store
+from support.sqlite import config_file, new_store
 from support.verifying import damage, full, verify_while_used
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -30,19 +31,11 @@ TESTS = Path(__file__).resolve().parents[1]
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     """A config with a store that has two users."""
-    path = config_file(tmp_path)
-
-    async def fill() -> None:
-        async with open_store(path) as store:
-            await store.write(
-                [
-                    full("i", type="identify", user_id="ann", traits={"plan": "pro"}),
-                    full("j", type="identify", user_id="bob\x1b[1m", traits={"plan": "pro"}),
-                ]
-            )
-
-    asyncio.run(fill())
-    return path
+    return new_store(
+        tmp_path,
+        full("i", type="identify", user_id="ann", traits={"plan": "pro"}),
+        full("j", type="identify", user_id="bob\x1b[1m", traits={"plan": "pro"}),
+    )
 
 
 def test_a_healthy_store_is_proven(config: Path) -> None:
@@ -139,12 +132,7 @@ def test_a_store_that_fails_meanwhile_is_status_2(
 def test_what_cannot_be_read_is_status_2_and_the_rest_is_looked_at(
     config: Path, statement: str, failure: str
 ) -> None:
-    async def keep() -> None:
-        async with open_store(config) as opened:
-            store: Any = opened
-            await store.put([letter("l1")])
-
-    asyncio.run(keep())
+    on_store(config, lambda store: store.put([letter("l1")]))
     damage(config.parent / "engage.db", [statement])
     done = run("verify", "--config", config, "--json")
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
@@ -166,6 +154,7 @@ def test_a_locked_store_is_status_2(config: Path) -> None:
     assert (result["different"], result["checked"]["users"]) == ({}, 2)
 
 
+@pytest.mark.long
 async def test_a_server_in_use_has_no_differences(tmp_path: Path) -> None:
     retention = "[retention]\nevents_days = 1\n"
     with start_server(tmp_path, config_extra=retention) as server:
@@ -178,22 +167,21 @@ async def test_a_server_in_use_has_no_differences(tmp_path: Path) -> None:
 def test_the_memory_does_not_grow_with_the_store(tmp_path: Path) -> None:
     """docs/verify.md has figures for millions of events; the traits here take 60 MB, twice."""
 
-    async def fill(path: Path, users: int) -> None:
-        async with open_store(path) as store:
-            for start in range(0, users, 500):
-                await store.write(
-                    [
-                        full(str(one), type="identify", user_id=str(one), traits={"a": "x" * 2000})
-                        for one in range(start, start + 500)
-                    ]
-                )
-
     def peak(users: int) -> int:
         """Return the peak memory of the command, in bytes, on a store with this many users."""
         folder = tmp_path / str(users)
         folder.mkdir()
         path = config_file(folder)
-        asyncio.run(fill(path, users))
+
+        async def fill(store: EventStore) -> None:
+            for start in range(0, users, 500):
+                numbers = map(str, range(start, start + 500))
+                traits = {"a": "x" * 2000}
+                await store.write(
+                    [full(one, type="identify", user_id=one, traits=traits) for one in numbers]
+                )
+
+        on_store(path, fill)
         program = (
             "import atexit, os, runpy; from support.overload import peak_memory;"
             "atexit.register(lambda: print(peak_memory(os.getpid())));"

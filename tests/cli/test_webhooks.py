@@ -18,8 +18,8 @@ from engage.app import build
 from engage.config import Limits, load
 from engage.deliveries.delivery import Delivery
 from engage.pipeline.normalise import Arrival, normalise
-from engage.registry import load_plugins
 from support.commands import run
+from support.exports import registry as plugins
 from support.provider_http import public, workspace
 from support.providers import segment_delivery, signature_vectors
 
@@ -115,7 +115,7 @@ def test_webhook_url_needs_no_table_and_no_secret(tmp_path: Path) -> None:
 
 
 def test_every_provider_describes_its_setup(tmp_path: Path) -> None:
-    for name, registered in load_plugins().webhooks.items():
+    for name, registered in plugins().webhooks.items():
         made: Any = registered.factory
         assert len(made.setup) > 60, name
         assert all(len(line) <= 100 for line in made.setup.splitlines()), name
@@ -222,7 +222,7 @@ def identify_ann(path: Path) -> None:
     """Store the user ``u1`` with the address ann@example.com."""
 
     async def fill() -> None:
-        app = build(load(path), load_plugins())
+        app = build(load(path), plugins())
         await app.open()
         try:
             event = {"type": "identify", "userId": "u1", "traits": {"email": "ann@example.com"}}
@@ -322,7 +322,7 @@ def test_webhook_retry_translates_dead_letters_again(tmp_path: Path) -> None:
     assert run("webhook-retry", "--config", path).exit_code == 1  # The store does not exist yet.
 
     async def fill() -> None:
-        app = build(load(path), load_plugins())
+        app = build(load(path), plugins())
         await app.open()
         try:
             for body in (b"not json", b'{"type": "track", "event": 1, "userId": "u"}'):
@@ -346,8 +346,7 @@ def test_webhook_retry_translates_dead_letters_again(tmp_path: Path) -> None:
     assert "2 of 2 deliveries still cannot be translated" in result.stderr
 
     # A newer version of the provider that understands one of them.
-    registry = load_plugins()
-    segment_class: Any = registry.webhooks["segment"].factory
+    segment_class: Any = plugins().webhooks["segment"].factory
     original = segment_class.translate
 
     def patient(self: Provider, request: WebhookRequest) -> Any:

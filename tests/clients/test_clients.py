@@ -7,15 +7,12 @@ import gzip
 import itertools
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from clients.libraries import LIBRARIES, Answer, Request, Send
+from clients.libraries import LIBRARIES, Request, Send
 
-from support.server_process import SQLITE, Server, start_server
-from support.sqlite import locked
-from support.waiting import wait_for
+from support.server_process import Server, start_server
 
 pytestmark = [pytest.mark.timeout(300)]
 
@@ -131,66 +128,3 @@ def test_head_has_no_body(engage: Server, send: Send, path: str) -> None:
     assert head.body == b""
     assert head.headers["content-type"] == get.headers["content-type"]
     assert again.body == get.body
-
-
-def error_of(answer: Answer) -> tuple[int, object]:
-    body = answer.json()
-    assert body["success"] is False
-    assert body["status"] == answer.status
-    assert body["message"]
-    assert body["requestId"] == answer.headers["x-request-id"]
-    assert answer.headers["content-type"].startswith("application/json")
-    assert answer.headers["x-content-type-options"] == "nosniff"
-    return answer.status, body["code"]
-
-
-def test_errors_have_one_shape(send: Send, sent: Sent) -> None:
-    answers = send(
-        [
-            *(sent.post(path="/nowhere"), sent.post(method="GET", body=b""), sent.post(body=b"{")),
-            sent.post(body=b'{"event": "E"}'),
-            sent.post(headers={"Authorization": "Basic bm86"}),
-            *(sent.post(headers={"Content-Encoding": "br"}), sent.post("7")),
-        ]
-    )
-    assert [error_of(answer) for answer in answers[:-1]] == [
-        (404, "not_found"),
-        (405, "method_not_allowed"),
-        (400, "invalid_json"),
-        (400, "invalid_payload"),
-        (401, "invalid_write_key"),
-        (415, "unsupported_encoding"),
-    ]
-    assert "POST" in answers[1].headers["allow"]
-    assert answers[4].headers["www-authenticate"].startswith("Basic")
-    assert answers[-1].status == 200
-    assert sent.stored() == ["7"]
-
-
-def test_a_503_has_retry_after_in_seconds(tmp_path: Path, send: Send) -> None:
-    storage = SQLITE.replace("[storage]", "[storage]\nwrite_timeout = 4")
-    with start_server(tmp_path, storage=storage) as server:
-        sent = Sent(server)
-        with locked(server.database):
-            [answer] = send([sent.post("1")])
-        assert error_of(answer) == (503, "storage_unavailable")
-        assert 5 <= int(answer.headers["retry-after"]) <= 30
-        wait_for(lambda: send([sent.post("1")])[0].status == 200, what="the storage")
-        assert sent.stored() == ["1"]
-
-
-def test_options_is_answered(engage: Server, send: Send) -> None:
-    headers = {
-        "Origin": "https://shop.test",
-        "Access-Control-Request-Method": "POST",
-        "Access-Control-Request-Headers": "authorization,content-type,x-retry-count",
-    }
-    [answer] = send([Request(method="OPTIONS", url=engage.url + "/v1/batch", headers=headers)])
-    assert answer.status in (200, 204)
-    assert answer.headers["access-control-allow-origin"] == "https://shop.test"
-    assert answer.headers["access-control-allow-credentials"] == "true"
-    allowed = answer.headers["access-control-allow-headers"].lower()
-    assert {"authorization", "content-type", "x-retry-count"} <= {
-        name.strip() for name in allowed.split(",")
-    }
-    assert int(answer.headers["access-control-max-age"]) > 0

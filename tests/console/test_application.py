@@ -19,7 +19,7 @@ from engage.console.sign_in import sessions as sessions_module
 from engage.console.sign_in.links import hash_of, link_record, new_token
 from engage.upkeep.audit import AUDIT, read_entry
 from support.console import BrokenStore, console_here, sign_in_here
-from support.memory_store import MemoryEvents, MemoryStore
+from support.memory_store import MemoryStore, PlainEvents
 from support.waiting import eventually
 
 
@@ -31,11 +31,23 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_storage_without_records_has_a_console(tmp_path: Path) -> None:
     """Links and sessions are in memory; pages that lack their source say so."""
-    async with console_here(tmp_path, MemoryEvents()) as (console, client):
+    async with console_here(tmp_path, PlainEvents()) as (console, client):
         assert (await client.get("audit")).status_code == 303
         await sign_in_here(console, client)
-        for path in ("", "live", "live.json", "events", "keys", "users", "audit", "system"):
-            assert (await client.get(path)).status_code == 200, path
+        for path, words in (
+            ("", ""),
+            ("live", "cannot show its newest events"),
+            ("live.json", ""),
+            ("events", "cannot show its newest events"),
+            ("rejected", "keeps no rejected events"),
+            ("keys", "keeps no write keys"),
+            ("users", "keeps no profiles"),
+            ("audit", "keeps no audit"),
+            ("system", ""),
+        ):
+            answer = await client.get(path)
+            assert answer.status_code == 200, path
+            assert words in answer.text, path
         assert (await client.post("logout")).status_code == 303
         assert (await client.get("audit")).status_code == 303
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
@@ -14,8 +13,6 @@ import pytest
 from support import console_data
 from support.console import signed_in
 from support.server_process import Server
-
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the console is a child process")
 
 
 @pytest.fixture(scope="module")

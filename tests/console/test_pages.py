@@ -19,12 +19,11 @@ from engage.api import Backup, DeadLetter, DeadLetterStore, EventStore, RecordSt
 from engage.upkeep.audit import Actor
 from engage.upkeep.backups import record_backup
 from support.commands import run
-from support.console import CONSOLE, on_store, signed_in
+from support.console import CONSOLE
 from support.each import each
-from support.server_process import KEY, Server, kind_of, start_server
+from support.exports import on_store
+from support.server_process import KEY, Server, start_server
 from support.waiting import wait_for
-
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the console is a child process")
 
 
 @pytest.fixture(scope="module")
@@ -44,12 +43,6 @@ channel = "email"
 type = "opt_in"
 """
     with start_server(tmp_path_factory.mktemp("pages"), config_extra=extra) as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
-def client(server: Server) -> Iterator[httpx.Client]:
-    with signed_in(server) as one:
         yield one
 
 
@@ -260,16 +253,6 @@ def test_a_letter_that_is_gone_and_a_letter_of_another_workspace(
 
 
 # ------------------------------------------------------------------------------------------- users
-@pytest.mark.parametrize("text", ["ANN@example.com ", "ann@example.com"])
-def test_the_search_finds_a_user_by_the_e_mail(
-    server: Server, client: httpx.Client, text: str
-) -> None:
-    send(server, "identify", {"userId": "found", "traits": {"email": "ann@example.com"}})
-    answer = client.get("search", params={"workspace": "pages", "q": text})
-    assert answer.status_code == 303
-    assert "id=found" in answer.headers["Location"]
-
-
 def test_a_user_who_does_not_exist(client: httpx.Client) -> None:
     answer = client.get("user", params={"workspace": "pages", "id": "nobody"})
     assert answer.status_code == 404
@@ -285,7 +268,7 @@ def test_the_storage_shows_its_numbers(server: Server, client: httpx.Client) -> 
     for name in ("Free disk space", "Database file", "Write-ahead log", "Writer memory"):
         assert re.fullmatch(r"[\d.]+ ([KMGT]?B|bytes)", facts[name].replace("iB", "B")), facts[name]
     assert re.fullmatch(r"\d+\.\d s", facts["Writer CPU"])
-    assert kind_of(int(facts["Writer process"])) == "helper"
+    assert int(facts["Writer process"]) == server.helper
 
 
 def test_the_last_backup_is_shown(server: Server, client: httpx.Client, tmp_path: Path) -> None:

@@ -108,21 +108,6 @@ def test_the_end_of_the_server_is_the_end_of_the_console(tmp_path: Path) -> None
         wait_for(lambda: not alive(console), what="the console to end")
 
 
-def test_control_c_to_all_processes_is_one_drain(tmp_path: Path) -> None:
-    with start_server(tmp_path, config_extra=CONSOLE) as server:
-        console_url(server)
-        assert server.process is not None
-        os.killpg(server.process.pid, signal.SIGINT)
-        assert server.wait() == 0
-        assert "Traceback" not in server.log()
-
-
-def test_without_the_section_there_is_no_console(tmp_path: Path) -> None:
-    with start_server(tmp_path) as server:
-        assert not server.consoles()
-        assert not messages(server, "console")
-
-
 def test_a_worker_loads_nothing_of_the_console(tmp_path: Path) -> None:
     code = (
         "import sys, engage.server.child, engage.server.worker, engage.app;"
@@ -132,59 +117,44 @@ def test_a_worker_loads_nothing_of_the_console(tmp_path: Path) -> None:
     assert found.stdout.strip() == "[]"
 
 
-def test_two_workers_and_a_console_drain_together(tmp_path: Path) -> None:
-    extra = f"{CONSOLE}\n"
-    with start_server(tmp_path, workers=2, server="metrics_port = 0", config_extra=extra) as server:
-        console_url(server)
-        assert server.track("m1").status_code == 200
-        wait_for(lambda: "engage_events_total" in server.metrics(), what="the metrics")
-        assert len(server.workers()) == 2
-        assert server.stop() == 0
-
-
 # -------------------------------------------------------------------------------------------- alone
+class Alone(Server):
+    """``engage console`` as a process."""
+
+    command = "console"
+
+
 def test_the_console_runs_alone(tmp_path: Path) -> None:
-    """On a store that a server uses at the same time, or that nobody uses."""
+    """On a store that a server uses at the same time. Without the section, that has no console."""
+    port = free_port()
+    url, folder = f"http://127.0.0.1:{port}", tmp_path / "alone"
+    folder.mkdir()
     with start_server(tmp_path) as server:
+        assert not server.consoles()
+        assert "console" not in [line["message"] for line in server.lines()]
         assert server.track("m1").status_code == 200
-        text = server.config.read_text()
-        port = free_port()
-        alone = tmp_path / "console.toml"
-        alone.write_text(f"{text}\n[console]\nport = {port}\n")
-        command = [sys.executable, "-m", "engage", "console", "--config", str(alone)]
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        try:
-            url = f"http://127.0.0.1:{port}"
+        config = server.config.read_text().replace("engage.db", str(server.database))
+        with Alone(folder, f"{config}\n[console]\nport = {port}\n") as console:
+            console.launch()
             wait_for(lambda: healthy(url), what="the console")
             with signed_in(server, url) as client:
                 assert "m1" in client.get("events").text
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(DEADLINE) == 0
-        finally:
-            process.kill()
-            _, log = process.communicate()
-        assert "engage console-link" in log
+            assert console.stop() == 0
+            assert "engage console-link" in console.log()
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (config_text(), "there is no [console] section"),
-        (f"{config_text()}\n[console]\nport = PORT\n", "cannot listen on 127.0.0.1:PORT"),
-    ],
-)
-def test_a_console_that_cannot_start_alone_says_why(
-    tmp_path: Path, config: str, message: str
-) -> None:
+def test_a_console_that_cannot_start_alone_says_why(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        path = tmp_path / "engage.toml"
-        path.write_text(config.replace("PORT", port))
-        command = [sys.executable, "-m", "engage", "console", "--config", str(path)]
-        found = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
-    assert found.returncode == 1
-    assert len(found.stderr.splitlines()) == 1
-    assert message.replace("PORT", port) in found.stderr
+        port = taken.getsockname()[1]
+        for section, message in (
+            ("", "there is no [console] section"),
+            (f"[console]\nport = {port}\n", f"cannot listen on 127.0.0.1:{port}"),
+        ):
+            with Alone(tmp_path, f"{config_text()}\n{section}") as console:
+                console.launch()
+                assert console.wait() == 1
+                assert len(console.log().splitlines()) == 1
+                assert message in console.log()
 
 
 # ------------------------------------------------------------------------------------ announcements

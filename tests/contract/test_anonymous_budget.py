@@ -1,21 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rule: what a client without a key can make a server process hold is bounded.
 
-Whole servers, with the memory of their processes measured: pipelines whose answers are not read,
-large answers that are not read, connections that never become a request, uploads that stall, and no
-file descriptors left. Other clients are answered meanwhile.
+Whole servers: connections that never become a request, uploads that stall, and no file descriptors
+left. Other clients are answered meanwhile. ``http1/test_capacity.py`` has unread answers.
 """
 
 from __future__ import annotations
 
 import contextlib
 import resource
-import selectors
 import socket
 import sys
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -43,78 +39,6 @@ def connect(server: Server, receive_bytes: int = 4096) -> socket.socket:
     client.settimeout(DEADLINE)
     client.connect(("127.0.0.1", server.port))
     return client
-
-
-@contextlib.contextmanager
-def flood(server: Server, connections: int, data: bytes) -> Iterator[None]:
-    """Send ``data`` again and again on many connections, without reading, for a block."""
-    stop = threading.Event()
-
-    def run() -> None:
-        with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
-            for _ in range(connections):
-                client = stack.enter_context(connect(server))
-                client.setblocking(False)
-                selector.register(client, selectors.EVENT_WRITE)
-            while not stop.is_set():
-                for key, _ in selector.select(0.1):
-                    client = key.fileobj  # type: ignore[assignment]
-                    try:
-                        client.send(data)
-                    except BlockingIOError:
-                        continue
-                    except OSError:
-                        selector.unregister(client)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-
-
-def peak(server: Server, seconds: float) -> int:
-    """Return the greatest resident memory within some seconds. The server answers meanwhile."""
-    end = time.monotonic() + seconds
-    most = 0
-    while time.monotonic() < end:
-        most = max(most, rss(server))
-        assert httpx.get(f"{server.url}/healthz", timeout=DEADLINE).status_code == 200
-        time.sleep(0.1)
-    return most
-
-
-@pytest.mark.parametrize(
-    ("target", "connections"), [("/openapi.json", 40), ("/engage.js", 8), ("/healthz", 2)]
-)
-def test_pipelines_whose_answers_are_not_read_stay_small(
-    tmp_path: Path, target: str, connections: int
-) -> None:
-    """Connections that send as fast as they can: 40 of them took 4.6 GB in 8 s once."""
-    one = f"GET {target} HTTP/1.1\r\nHost: a\r\n\r\n".encode()
-    with start_server(tmp_path) as server:
-        before = peak(server, 0.3)
-        with flood(server, connections, one * (65_536 // len(one))):
-            most = peak(server, 5.0)
-        # 64 KiB and one read of 256 KB before, 64 KiB and one answer after the parser.
-        bound = 10 * MIB + connections * MIB
-        assert most - before < bound, f"{(most - before) / MIB:.0f} MiB"
-        assert server.track("after").status_code == 200
-
-
-def test_large_answers_that_are_not_read_are_shared(tmp_path: Path) -> None:
-    """Each connection waits for many copies of the same file, and the server has one."""
-    one = b"GET /openapi.json HTTP/1.1\r\nHost: a\r\n\r\n"
-    with start_server(tmp_path) as server, contextlib.ExitStack() as stack:
-        answer = server.get("/openapi.json", headers={"Accept-Encoding": "identity"})
-        assert len(answer.content) > 40_000
-        before = peak(server, 0.3)
-        for _ in range(400):
-            stack.enter_context(connect(server)).sendall(one * 100)
-        most = peak(server, 8.0)
-        assert most - before < 400 * 40_000, f"{(most - before) / MIB:.0f} MiB"
 
 
 def test_connections_that_never_become_a_request_cost_nobody_a_place(tmp_path: Path) -> None:
@@ -170,6 +94,7 @@ def test_uploads_that_stall_shut_nobody_out(tmp_path: Path, trickles: bool) -> N
         assert rss(server) < 250 * MIB
 
 
+@pytest.mark.long
 def test_exhausted_file_descriptors_are_logged_and_accepting_goes_on(tmp_path: Path) -> None:
     """One error with the cure, however long it lasts; the processor is not kept busy."""
     extra = "metrics_port = 0\n"

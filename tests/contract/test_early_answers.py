@@ -75,17 +75,13 @@ async def test_a_query_of_a_thousand_arguments_is_accepted(tmp_path: Path) -> No
             assert answer.status == 200, answer.body
 
 
-@pytest.mark.parametrize(
-    ("path", "allowed"), [("/healthz", "*"), ("/nowhere", "*"), ("http://a/v1/b?x", ORIGIN)]
-)
-async def test_each_route_is_answered_like_its_handler(
-    tmp_path: Path, path: str, allowed: str
-) -> None:
+async def test_each_route_is_answered_like_its_handler(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
-        answer = await ask(server, head(path, *MANY) + b"\r\n")
-        assert answer.headers["access-control-allow-origin"] == allowed
-        credentials = answer.headers.get("access-control-allow-credentials")
-        assert credentials == ("true" if allowed == ORIGIN else None)
+        for path, allowed in (("/healthz", "*"), ("/nowhere", "*"), ("http://a/v1/b?x", ORIGIN)):
+            answer = await ask(server, head(path, *MANY) + b"\r\n")
+            assert answer.headers["access-control-allow-origin"] == allowed
+            credentials = answer.headers.get("access-control-allow-credentials")
+            assert credentials == ("true" if allowed == ORIGIN else None)
 
 
 async def test_an_origin_that_is_not_listed_is_not_echoed(tmp_path: Path) -> None:

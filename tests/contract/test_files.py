@@ -89,26 +89,24 @@ def page_type(body: bytes) -> str:
     return "application/json; charset=utf-8"
 
 
-@pytest.mark.parametrize("accept", ["", "gzip;q=0", "*;q=0.0", "br", "identity"])
-async def test_a_client_without_gzip_gets_the_plain_file(tmp_path: Path, accept: str) -> None:
+async def test_a_client_without_gzip_gets_the_plain_file(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
-        answer = await server.send(
-            "/engage.js", method="GET", key=None, headers={"Accept-Encoding": accept}
-        )
-        assert "content-encoding" not in answer.headers
+        for accept in ("", "gzip;q=0", "*;q=0.0", "br", "identity"):
+            headers = {"Accept-Encoding": accept}
+            answer = await server.send("/engage.js", method="GET", key=None, headers=headers)
+            assert "content-encoding" not in answer.headers, accept
 
 
-@pytest.mark.parametrize("path", [*FILES, *SETTINGS])
-async def test_head_has_the_headers_of_get(tmp_path: Path, path: str) -> None:
+async def test_head_has_the_headers_of_get(tmp_path: Path) -> None:
     """The body is missing."""
+    unequal = {"x-request-id", "date"}
     async with serving(tmp_path) as server, await server.connect() as client:
-        got = await server.send(path, method="GET", client=client)
-        head = await server.send(path, method="HEAD", client=client)
-        assert (got.status, head.status) == (200, 200)
-        unequal = {"x-request-id", "date"}
-        assert {k: v for k, v in head.headers.items() if k not in unequal} == {
-            k: v for k, v in got.headers.items() if k not in unequal
-        }
+        for path in (*FILES, *SETTINGS):
+            got = await server.send(path, method="GET", client=client)
+            head = await server.send(path, method="HEAD", client=client)
+            assert (got.status, head.status) == (200, 200)
+            for name in (got.headers.keys() | head.headers.keys()) - unequal:
+                assert head.headers.get(name) == got.headers.get(name), (path, name)
 
 
 async def test_settings_are_found_by_write_key(tmp_path: Path) -> None:

@@ -123,13 +123,10 @@ async def test_a_key_may_send_only_its_operations(tmp_path: Path) -> None:
             assert (await server.send(path, body, key=basic("key-of-counter:"))).status == 200
 
 
-@pytest.mark.parametrize("place", [1, 3, 5])
-async def test_in_a_batch_each_event_of_another_operation_is_rejected(
-    tmp_path: Path, place: int
-) -> None:
+async def test_in_a_batch_each_event_of_another_operation_is_rejected(tmp_path: Path) -> None:
     metrics = Metrics()
     async with serving(tmp_path, config_extra=KEYS, metrics=metrics) as server:
-        sent = places("key-of-counter")[place]
+        sent = places("key-of-counter")[5]  # The key is known only when the body is decoded.
         items = [
             {"type": "identify", "userId": "u", "messageId": "m-0", "traits": {"plan": "pro"}},
             {"type": "track", **EVENT},

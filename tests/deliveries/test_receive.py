@@ -3,20 +3,16 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
+import functools
 import gzip
 import hashlib
-import hmac
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Never
-from urllib.parse import quote_plus
 
-import httpx
 import pytest
-from click.testing import CliRunner
 
 from engage.api import (
     ConfigError,
@@ -31,7 +27,6 @@ from engage.api import (
     WebhookRequest,
 )
 from engage.app import build
-from engage.cli import main
 from engage.config import Config, load
 from engage.deliveries.delivery import PATH_HEADER, REDACTED, redacted
 from engage.deliveries.provider_calls import translate
@@ -41,9 +36,14 @@ from engage.pipeline.ingest import Ingest
 from engage.registry import shared_credentials
 from support.exports import registry
 from support.provider_http import PUBLIC_URL, deliver, public, toml, workspace
-from support.providers import make, request, segment_delivery
+from support.providers import (
+    make,
+    mandrill_delivery,
+    request,
+    segment_delivery,
+    twilio_delivery,
+)
 from support.server_inprocess import Serving, serving
-from support.server_process import start_server
 
 KEY = "mandrill-key"
 SECRET = "segment-secret"
@@ -61,13 +61,9 @@ MANDRILL: dict[str, Any] = {"workspace": hooks(mailchimp={"webhook_key": KEY}), 
 SEGMENT: dict[str, Any] = {"workspace": hooks(segment={"secret": SECRET, "allow_batch": True})}
 
 
-def mandrill(*items: Any, key: str = KEY, query: str = "") -> WebhookRequest:
+def mandrill(*items: Any) -> WebhookRequest:
     """Return a delivery of Mandrill events."""
-    url = f"{PUBLIC_URL}/api/public/webhooks/mailchimp{query}"
-    value = json.dumps(items)
-    signed = hmac.new(key.encode(), f"{url}mandrill_events{value}".encode(), "sha1").digest()
-    headers = {"X-Mandrill-Signature": base64.b64encode(signed).decode(), "X-Trace": "t1"}
-    return request(f"mandrill_events={quote_plus(value)}", headers, url=url)
+    return mandrill_delivery(f"{PUBLIC_URL}/api/public/webhooks/mailchimp", KEY, items)
 
 
 def item(n: int, kind: str = "open", email: str = "a@example.com", **fields: Any) -> dict[str, Any]:
@@ -75,14 +71,7 @@ def item(n: int, kind: str = "open", email: str = "a@example.com", **fields: Any
     return {"event": kind, "_id": f"m{n}", "ts": 1461095246 + n, "msg": message, **fields}
 
 
-def segment(
-    body: Any,
-    secret: str = SECRET,
-    *,
-    signed: bytes | None = None,
-    headers: Sequence[tuple[str, str]] = (),
-) -> WebhookRequest:
-    return segment_delivery(body, secret, signed=signed, headers=headers)
+segment = functools.partial(segment_delivery, secret=SECRET)
 
 
 def batch(*items: Any) -> WebhookRequest:
@@ -151,51 +140,15 @@ async def test_a_user_who_is_identified_later_gets_later_events(tmp_path: Path) 
         assert not await server.dead_letters()
 
 
-@pytest.mark.long
-def test_a_user_whom_another_process_identified_is_found(tmp_path: Path) -> None:
-    store = f'[storage]\nbackend = "sqlite"\n[storage.sqlite]\npath = "{tmp_path / "both.db"}"\n'
-    folders = [tmp_path / "one", tmp_path / "two"]
-    for folder in folders:
-        folder.mkdir()
-    with (
-        start_server(folders[0], storage=store, **MANDRILL) as receiver,
-        start_server(folders[1], storage=store, **MANDRILL) as other,
-    ):
-        owners = []
-        for number in (1, 2):
-            sent = mandrill(item(number))
-            url = receiver.url + "/api/public/webhooks/mailchimp"
-            answer = httpx.post(url, content=sent.body, headers=dict(sent.headers), timeout=60)
-            assert answer.status_code == 200
-            if number == 1:
-                identity = {"userId": "u1", "traits": {"email": "a@example.com"}}
-                identified = httpx.post(
-                    f"{other.url}/v1/identify", json=identity, auth=(other.key, ""), timeout=60
-                )
-                assert identified.status_code == 200
-        result = CliRunner().invoke(main, ["export", "events", "--config", str(receiver.config)])
-        for line in result.stdout.splitlines():
-            event = json.loads(line)
-            if event["type"] == "track":
-                owners.append(event.get("userId") or event["anonymousId"])
-        assert owners == ["email:a@example.com", "u1"]
-
-
 @pytest.mark.parametrize("path", ["/api/public/webhooks", "/api/webhooks"])
 async def test_a_phone_number_finds_its_user(tmp_path: Path, path: str) -> None:
     """The signature covers the URL, so it depends on the path that the provider knows."""
     token = {"auth_token": "token"}
     async with serving(tmp_path, server=public(), workspace=hooks(twilio=token)) as server:
         await identify(server, "u1", phone="+1 (555) 867-5310")
-        url = f"{PUBLIC_URL}{path}/twilio"
         fields = {"MessageSid": "SM1", "MessageStatus": "failed", "To": "+15558675310"}
-        signed = url + "".join(name + fields[name] for name in sorted(fields))
-        signature = base64.b64encode(hmac.new(b"token", signed.encode(), "sha1").digest())
-        body = "&".join(f"{name}={quote_plus(value)}" for name, value in fields.items())
-        answer = await deliver(
-            server, request(body, {"X-Twilio-Signature": signature.decode()}, url=url)
-        )
-        assert answer.status == 200
+        delivery = twilio_delivery(f"{PUBLIC_URL}{path}/twilio", "token", fields)
+        assert (await deliver(server, delivery)).status == 200
         [document] = await documents(server)
         assert (document["event"], document["userId"]) == ("SMS Failed", "u1")
 
@@ -540,7 +493,7 @@ async def test_deliveries_are_counted(tmp_path: Path) -> None:
         await deliver(server, segment({"type": "other"}))
         await deliver(server, segment({"type": "other", "userId": "u"}))
         await deliver(server, segment(b"x"))
-        await deliver(server, segment(event, "wrong"))
+        await deliver(server, segment(event, secret="wrong"))
         await server.send("/api/public/webhooks/nobody", {})
     assert metrics.seen == [
         ("segment", "accepted"),
@@ -575,7 +528,7 @@ async def test_a_refused_delivery_is_logged_without_its_values(
 ) -> None:
     async with serving(tmp_path, **SEGMENT) as server:
         secret = hashlib.sha256(b"").hexdigest()
-        delivery = segment({"type": "track", "mark": "in-the-body"}, secret)
+        delivery = segment({"type": "track", "mark": "in-the-body"}, secret=secret)
         assert (await deliver(server, delivery)).status == 401
     assert "webhook segment refused" in caplog.text
     assert "in-the-body" not in caplog.text

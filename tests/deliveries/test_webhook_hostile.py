@@ -12,15 +12,10 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from engage.testing.providers import mutations
 from support.http_client import Answer
-from support.provider_senders import PUBLIC_URL, SENDERS, Header, webhooks_table
+from support.provider_senders import PUBLIC_URL, SENDERS, Header, Sender, webhooks_table
 from support.server_inprocess import Serving, serving
-
-PROVIDERS = sorted(SENDERS)
-SIGNED = [name for name in PROVIDERS if SENDERS[name].proof is not None]
 
 #: Payloads that no provider sends, even with a valid signature.
 JUNK = mutations.JUNK | {
@@ -29,7 +24,7 @@ JUNK = mutations.JUNK | {
     "not a number": b"[NaN]",
     "half a pair": b'["\\ud800"]',
     "never closed": b"[" * 100_000,
-    "two million values": b"[" + b"0," * 2_000_000 + b"0]",
+    "more than the limit": b"[" + b"0," * 1_000_000 + b"0]",
 }
 
 
@@ -48,6 +43,8 @@ class Door:
 
     def __init__(self, server: Serving) -> None:
         self.server = server
+        #: The deliveries that were not answered as they should, and the answers.
+        self.wrong: list[tuple[object, ...]] = []
 
     async def knock(
         self, provider: str, headers: Sequence[Header], body: bytes, *, target: str | None = None
@@ -70,111 +67,106 @@ class Door:
     async def refused(
         self, provider: str, headers: Sequence[Header], body: bytes, **options: Any
     ) -> None:
-        """Check that a delivery is refused."""
+        """Send a delivery that must be refused."""
         answer = await self.knock(provider, headers, body, **options)
-        assert answer.status == 401, (provider, headers, body[:200], answer)
-        assert answer.json["code"] == "invalid_signature"
-        assert "www-authenticate" not in answer.headers
+        right = answer.status == 401 and answer.json["code"] == "invalid_signature"
+        if not right or "www-authenticate" in answer.headers:
+            self.wrong.append((provider, headers, body[:200], answer))
 
-    async def empty(self) -> None:
-        """Check that nothing is stored, not even a dead letter."""
+    async def check(self) -> None:
+        """Check that all were refused, and that nothing is stored, not even a dead letter."""
+        assert self.wrong == []
         assert await self.server.events() == []
         assert await self.server.dead_letters() == []
+
+
+async def test_a_genuine_delivery_is_stored(tmp_path: Path) -> None:
+    """Once; otherwise the tests below would pass on a server that refuses everything."""
+    async with both_workspaces(tmp_path) as door:
+        for provider, sender in SENDERS.items():
+            headers, body = sender.deliver(door.target(provider), time.time())
+            answers = [await door.knock(provider, headers, body) for _ in range(2)]
+            assert [answer.status for answer in answers] == [200, 200], (provider, answers)
+        documents = [event.document() for event in await door.server.events()]
+        assert {one["source"] for one in documents} == {f"webhook:{name}" for name in SENDERS}
+        assert {(one["workspaceId"], one.get("writeKeyId")) for one in documents} == {
+            ("acme", None)
+        }
+        ids = [(one["source"], one["messageId"]) for one in documents]
+        assert len(set(ids)) == len(ids)
+        assert await door.server.dead_letters() == []
 
 
 def without(headers: Sequence[Header], name: str) -> list[Header]:
     return [pair for pair in headers if pair[0].lower() != name.lower()]
 
 
-@pytest.mark.parametrize("provider", PROVIDERS)
-async def test_a_genuine_delivery_is_stored(provider: str, tmp_path: Path) -> None:
-    # Otherwise the tests below would pass on a server that refuses everything.
-    sender = SENDERS[provider]
+async def test_a_forged_proof_is_refused(tmp_path: Path) -> None:
     async with both_workspaces(tmp_path) as door:
-        headers, body = sender.deliver(door.target(provider), time.time())
-        answer = await door.knock(provider, headers, body)
-        assert answer.status == 200, answer
-        events = await door.server.events()
-        assert events
-        assert {(event.workspace_id, event.origin) for event in events} == {("acme", provider)}
-        assert await door.server.dead_letters() == []
+        for provider, sender in SENDERS.items():
+            if sender.proof is not None:
+                await forge(door, provider, sender, sender.proof)
+        await door.check()
 
 
-@pytest.mark.parametrize("provider", SIGNED)
-async def test_a_forged_proof_is_refused(provider: str, tmp_path: Path) -> None:
-    sender = SENDERS[provider]
+async def forge(door: Door, provider: str, sender: Sender, name: str) -> None:
+    """Send deliveries of a provider with forged proofs.
+
+    :param name: of the header with the proof.
+    """
+    target, now = door.target(provider), time.time()
+    headers, body = sender.deliver(target, now)
+    [proof] = [value for header, value in headers if header.lower() == name.lower()]
+    rest = without(headers, name)
+    forged = [
+        *([], [b""], [proof, proof], [b"x", proof], [proof, b"x"]),
+        *([proof + b", " + proof + b"x"], [proof[:-1]], [proof[: len(proof) // 2]], [proof[1:]]),
+        *([b"%%%"], [b"=" + proof[1:]], ["Grüße".encode()], [b"\xff\xfe" + proof[2:]]),
+        *([proof.swapcase()], [b"A" * 20_000], [b"v1," * 1000]),
+    ]
+    for values in forged:
+        await door.refused(provider, rest + [(name, value) for value in values], body)
+    if sender.signs:
+        headers, _ = sender.deliver(target, now, payload=sender.payload + b" ")
+        for changed in (body + b"&x=1", body[:-1], b""):
+            await door.refused(provider, headers, changed)
+    headers, body = sender.deliver(target, now, options=sender.other)
+    await door.refused(provider, headers, body)
+    # The answer does not show whether a workspace exists.
+    for workspace in ("other", "nobody", ""):
+        elsewhere = door.target(provider, workspace)
+        headers, body = sender.deliver(elsewhere, now)
+        await door.refused(provider, headers, body, target=elsewhere)
+
+
+async def test_a_signed_delivery_of_junk_stores_no_event(tmp_path: Path) -> None:
     async with both_workspaces(tmp_path) as door:
-        target, now, proof_name = door.target(provider), time.time(), sender.proof
-        assert proof_name is not None
-        headers, body = sender.deliver(target, now)
-        [proof] = [value for name, value in headers if name.lower() == proof_name.lower()]
-        rest = without(headers, proof_name)
-        forged = [
-            [],
-            [b""],
-            [proof, proof],
-            [b"x", proof],
-            [proof, b"x"],
-            [proof + b", " + proof + b"x"],
-            [proof[:-1]],
-            [proof[: len(proof) // 2]],
-            [proof[1:]],
-            [b"%%%"],
-            [b"=" + proof[1:]],
-            ["Grüße".encode()],
-            [b"\xff\xfe" + proof[2:]],
-            [proof.swapcase()],
-            [b"A" * 20_000],
-            [b"v1," * 1000],
-        ]
-        for values in forged:
-            await door.refused(provider, rest + [(proof_name, value) for value in values], body)
-        if sender.signs:
-            headers, _ = sender.deliver(target, now, payload=sender.payload + b" ")
-            await door.refused(provider, headers, body + b"&x=1")
-            await door.refused(provider, headers, body[:-1])
-            await door.refused(provider, headers, b"")
-        headers, body = sender.deliver(target, now, options=sender.other)
-        await door.refused(provider, headers, body)
-        # The answer does not show whether a workspace exists.
-        for workspace in ("other", "nobody", ""):
-            elsewhere = door.target(provider, workspace)
-            headers, body = sender.deliver(elsewhere, now)
-            await door.refused(provider, headers, body, target=elsewhere)
-        await door.empty()
-
-
-@pytest.mark.parametrize("provider", PROVIDERS)
-async def test_a_signed_delivery_of_junk_stores_no_event(provider: str, tmp_path: Path) -> None:
-    sender = SENDERS[provider]
-    sent = set()
-    async with both_workspaces(tmp_path) as door:
-        for kind, payload in JUNK.items():
+        sent = set()
+        for provider, sender in SENDERS.items():
             target = door.target(provider)
-            headers, body = sender.deliver(target, time.time(), payload=payload)
-            sent.add(body)
-            answer = await door.knock(provider, headers, body)
-            # Mailchimp and Twilio cannot sign what is not a form, nor Segment what is not an array.
-            assert answer.status in (200, 400, 401, 413), (kind, answer)
+            for kind, payload in JUNK.items():
+                headers, body = sender.deliver(target, time.time(), payload=payload)
+                sent.add((provider, body))
+                answer = await door.knock(provider, headers, body)
+                # Mailchimp and Twilio cannot sign what is not a form, nor Segment what is not an
+                # array.
+                assert answer.status in (200, 400, 401, 413), (provider, kind, answer)
         assert await door.server.events() == []
-        letters = await door.server.dead_letters()
-        assert {(letter.workspace_id, letter.origin) for letter in letters} <= {("acme", provider)}
-        for letter in letters:
-            assert letter.item in sent
-            for name, value in letter.headers:
-                if sender.proof is not None and name.lower() == sender.proof.lower():
-                    assert value == "[redacted]"
+        for letter in await door.server.dead_letters():
+            assert (letter.workspace_id, (letter.origin, letter.item) in sent) == ("acme", True)
+            proof = SENDERS[letter.origin].proof or ""
+            shown = {value for name, value in letter.headers if name.lower() == proof.lower()}
+            assert shown <= {"[redacted]"}
 
 
-@pytest.mark.parametrize("provider", PROVIDERS)
-async def test_a_delivery_to_another_provider_is_refused(provider: str, tmp_path: Path) -> None:
-    sender = SENDERS[provider]
+async def test_a_delivery_to_another_provider_is_refused(tmp_path: Path) -> None:
     async with both_workspaces(tmp_path) as door:
-        for other in PROVIDERS:
-            if other != provider:
-                headers, body = sender.deliver(door.target(other), time.time())
-                await door.refused(other, headers, body)
-        await door.empty()
+        for provider, sender in SENDERS.items():
+            for other in SENDERS:
+                if other != provider:
+                    headers, body = sender.deliver(door.target(other), time.time())
+                    await door.refused(other, headers, body)
+        await door.check()
 
 
 async def test_a_delivery_without_a_provider_or_a_workspace_is_refused(tmp_path: Path) -> None:
@@ -192,4 +184,4 @@ async def test_a_delivery_without_a_provider_or_a_workspace_is_refused(tmp_path:
         twice = door.target("sendgrid") + "&workspaceId=other"
         await door.refused("sendgrid", headers, body, target=twice)
         await door.refused("sendgrid", [*headers, ("df-workspace-id", b"other")], body)
-        await door.empty()
+        await door.check()

@@ -14,11 +14,9 @@ from typing import Any
 import click
 import orjson
 import pytest
-from click.testing import CliRunner
 
 from engage import hookspecs, webhooks
 from engage.api import Event, LogRecord, record_of, render_time, unpack
-from engage.cli import main
 from engage.config import config_schema, load
 from engage.config.removed import without_removed
 from engage.errors import STATUS, ApiError, error_body, from_problems
@@ -27,6 +25,7 @@ from engage.keys.rules import Rules
 from engage.pipeline.validate import Schemas
 from engage.registry import load_plugins
 from support import config_page, provider_page
+from support.commands import run
 from support.each import each
 
 pytestmark = pytest.mark.checkout
@@ -34,8 +33,6 @@ pytestmark = pytest.mark.checkout
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLE = ROOT / "config.example.toml"
-STORAGE = ROOT / "tests/example_storage"
-LOG = ROOT / "tests/example_log"
 LOG_PAGE = (ROOT / "docs/write-a-log.md").read_text("utf-8")
 PLUGIN_PAGE = (ROOT / "docs/write-a-plugin.md").read_text("utf-8")
 
@@ -101,24 +98,6 @@ def test_toml_in_the_documents_is_toml_and_its_tables_are_known(path: Path) -> N
 
 
 # ------------------------------------------------------------------------------------ how to write
-def test_the_page_shows_the_files_that_are_tested() -> None:
-    for name, language in (
-        ("pyproject.toml", "toml"),
-        ("engage_ledger.py", "python"),
-        ("test_ledger.py", "python"),
-    ):
-        assert (STORAGE / name).read_text("utf-8") in blocks(PLUGIN_PAGE, language), name
-
-
-def test_the_page_of_logs_shows_the_files_that_are_tested() -> None:
-    for name, language in (
-        ("pyproject.toml", "toml"),
-        ("engage_tape.py", "python"),
-        ("test_tape.py", "python"),
-    ):
-        assert (LOG / name).read_text("utf-8") in blocks(LOG_PAGE, language), name
-
-
 def test_the_record_on_the_page_of_logs_has_its_format() -> None:
     body, meta = map(json.loads, blocks(LOG_PAGE, "json"))
     headers = {"engage": b"event/1", "meta": orjson.dumps(meta)}
@@ -240,7 +219,7 @@ def test_the_readme_has_the_snippet() -> None:
 
 
 def test_the_readme_has_the_curl_line_that_init_prints(tmp_path: Path) -> None:
-    printed = CliRunner().invoke(main, ["init", str(tmp_path)]).stdout
+    printed = run("init", tmp_path).stdout
     readme = (ROOT / "README.md").read_text("utf-8")
     [made] = re.findall(r"curl -u [0-9a-f]{32}: .*/api/public/apps/track$", printed, re.MULTILINE)
     assert re.sub(r"[0-9a-f]{32}", "YOUR_WRITE_KEY", made) in readme

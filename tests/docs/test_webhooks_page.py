@@ -11,9 +11,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from engage.registry import load_plugins
 from engage.webhooks import StaticCredentialProvider
 from support.each import each
+from support.exports import registry
 
 pytestmark = pytest.mark.checkout
 
@@ -21,7 +21,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs/webhooks.md").read_text("utf
 SECTIONS: dict[str, str] = dict(
     re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
 )
-PROVIDERS = load_plugins().webhooks
+PROVIDERS = registry().webhooks
 
 
 def signs_nothing(name: str) -> bool:

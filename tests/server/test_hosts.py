@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -24,7 +22,7 @@ import pytest
 from support import hosts, kafka, mongo
 from support.exactly_once import check_exactly_once
 from support.exports import exported
-from support.hosts import Host
+from support.loader_process import Loaders
 from support.senders import Senders
 from support.server_process import KEY, Server, config_text
 from support.waiting import wait_for
@@ -38,51 +36,6 @@ pytestmark = [
 
 #: Seconds for which a host is cut off. Kafka gives a loader's partitions away after 6.
 CUT = 10.0
-
-
-class Loader:
-    """``engage load`` on a host. Use it as a context manager."""
-
-    def __init__(self, folder: Path, config: str, host: Host, url: str) -> None:
-        folder.mkdir()
-        self.config = folder / "engage.toml"
-        self.config.write_text(config)
-        self.log = folder / "engage.log"
-        self.host = host
-        self.url = url
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> Loader:
-        with self.log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "engage", "load", "--config", str(self.config)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                preexec_fn=self.host.enter,
-                start_new_session=True,
-            )
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait()
-
-    def ready(self) -> bool:
-        """Return whether ``/readyz`` answers 200."""
-        assert self._process is not None
-        assert self._process.poll() is None, self.log.read_text()[-4000:]
-        try:
-            return httpx.get(f"{self.url}/readyz", timeout=2).status_code == 200
-        except httpx.TransportError:
-            return False
-
-    def stop(self) -> int:
-        """End it (SIGTERM), and return its exit status."""
-        assert self._process is not None
-        self._process.terminate()
-        return self._process.wait(60)
 
 
 class Clients(Senders):
@@ -171,15 +124,12 @@ def test_a_host_is_cut_off(tmp_path: Path) -> None:
                 f'[log.kafka]\nservers = "{nodes.servers()}"\n',
             ).replace('host = "127.0.0.1"\n', f'host = "{host.address}"\n', 1)
             folder = tmp_path / f"host-{number}"
+            folder.mkdir()
+            server = Server(folder, config, preexec=host.enter)
             if number < 2:
-                folder.mkdir()
-                server = Server(folder, config, preexec=host.enter)
                 servers.append(stack.enter_context(server.start()))
             else:
-                url = f"http://{host.address}:{port}"
-                loaders.append(stack.enter_context(Loader(folder, config, host, url)))
-        for loader in loaders:
-            wait_for(loader.ready, what="a loader to be ready")
+                loaders.append(stack.enter_context(Loaders(server).start()))
 
         client: pymongo.MongoClient[dict[str, Any]] = pymongo.MongoClient(store.url("engage"))
         events = stack.enter_context(client).engage.events
@@ -215,14 +165,14 @@ def test_a_host_is_cut_off(tmp_path: Path) -> None:
             for server in servers:
                 wait_for(functools.partial(is_ready, server), what="/readyz")
             for loader in loaders:
-                wait_for(loader.ready, what="a loader to be ready")
+                wait_for(functools.partial(is_ready, loader), what="a loader to be ready")
             clients.more()
         everything = functools.partial(is_stored, clients.acknowledged)
         wait_for(everything, what="all events in the store", deadline=600)
         for server in servers:
             assert server.stop() == 0
         for loader in loaders:
-            assert loader.stop() == 0, loader.log.read_text()[-4000:]
+            assert loader.stop() == 0, loader.log()[-4000:]
         found = [event["messageId"] for event in exported(servers[0].config, "events")]
     check_exactly_once(found, clients.acknowledged, clients.sent)
     broken = {"ConnectError", "ConnectTimeout", "ReadError", "ReadTimeout", "RemoteProtocolError"}

@@ -22,33 +22,14 @@ from pathlib import Path
 import pytest
 
 from support import mongo
-from support.examples import install
-from support.loader_nursery import Nursery
-from support.loader_process import Loaders, judge, wait_until_stored
+from support.loader_process import ASSASSIN, TAPE, Loaders, judge, wait_until_stored
 from support.server_process import SQLITE, Server, config_text
-from support.traffic import Request, Sender, Traffic, send_all
+from support.traffic import Sender, Slowly, VerySlowly, send_all
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900, func_only=True)]
 
-LOG = '[log]\nbackend = "tape"\nload_port = 0\n[log.tape]\npath = "events.tape"\n'
 #: How probable it is that a loader dies after a write.
 CHANCE = 0.3
-
-
-class Slowly(Traffic):
-    """Random requests at a rate that leaves the machine to the loaders."""
-
-    pause = 0.02
-
-    def request(self) -> Request:
-        time.sleep(self.pause)
-        return super().request()
-
-
-class VerySlowly(Slowly):
-    """For FerretDB, which stores few events a second that change profiles."""
-
-    pause = 0.15
 
 
 @contextlib.contextmanager
@@ -82,36 +63,44 @@ def test_loaders_die_all_the_time(
     chance = random.Random()
     with contextlib.ExitStack() as stack:
         storage, database = stack.enter_context(storage_of(kind, tmp_path))
-        environment = {"PYTHONPATH": str(install("example_log"))}
-        config = config_text(storage=storage, config_extra=LOG)
-        server = stack.enter_context(Server(tmp_path, config, environment=environment).start())
+        (tmp_path / "assassin.py").write_text(ASSASSIN)
+        log = TAPE.replace("files = [", 'files = ["assassin.py", ')
+        deadly = f"{log}[observers.assassin]\nchance = {CHANCE}\n"
+        config = config_text(storage=storage, config_extra=deadly)
+        server = stack.enter_context(Server(tmp_path, config).start())
         address = ("127.0.0.1", server.port)
         traffic = VerySlowly if alone else Slowly
         sender = Sender(address, traffic(random.randrange(10**6)))
-        nursery = stack.enter_context(Nursery(server, chance=CHANCE))
+        team = [
+            stack.enter_context(Loaders(server, name=f"load{number}"))
+            for number in range(1 if alone else 2)
+        ]
         sender.start()
-        while nursery.deaths < deaths:
-            living = nursery.living()
-            expel_the_dead(tmp_path / "events.tape")
-            while len(living) < (1 if alone else 2):
-                if alone:
-                    time.sleep(0.5)
-                living.append(nursery.start())
+        died = 0
+        while died < deaths:
+            for loaders in team:
+                if loaders.process is None:
+                    time.sleep(0.5 if alone else 0)
+                    expel_the_dead(tmp_path / "events.tape")
+                    loaders.launch()
+                elif "died with status" in loaders.log() or chance.random() < 0.02:
+                    # Its parent would wait longer after each death before it starts another.
+                    died += 1
+                    loaders.kill()
             time.sleep(chance.uniform(0.05, 0.3))
-            if chance.random() < 0.05:
-                nursery.kill(chance.choice(living))
-            elif database is not None and chance.random() < 0.05:
+            if database is not None and chance.random() < 0.05:
                 database.kill()
                 database.start()
         sender.stop()
-        for pid in nursery.living():
-            nursery.kill(pid)
+        for loaders in team:
+            loaders.kill()
         assert not sender.wrong
         # As clients do. What is in the log already is stored once.
         send_all(address, sender.unanswered)
         requests = [*sender.acknowledged, *sender.unanswered]
         ids = {message_id for request in requests for message_id in request.message_ids}
         expel_the_dead(tmp_path / "events.tape")
+        server.config.write_text(server.config.read_text().replace(f" {CHANCE}", " 0"))
         last = stack.enter_context(Loaders(server).start())
         wait_until_stored(server, lambda: ids)
         assert last.stop() == 0

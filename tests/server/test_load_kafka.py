@@ -25,10 +25,9 @@ import pytest
 from confluent_kafka.admin import NewPartitions
 
 from support import mongo
-from support.distributions import distribution
-from support.loader_process import Loaders, judge, stored_ids, wait_until_stored
+from support.loader_process import ASSASSIN, Loaders, judge, stored_ids, wait_until_stored
 from support.server_process import SQLITE, Server, config_text
-from support.traffic import Request, Sender, Traffic, send_all
+from support.traffic import Request, Sender, Slowly, VerySlowly, send_all
 from support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -37,39 +36,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.kafka, pytest.mark.long, pytest.mark.timeout(900, func_only=True)]
 
 TOPIC = "engage.events"
-
-#: An observer that kills its process after events were stored, before their places are committed.
-ASSASSIN = """
-import os, random, signal
-from engage.api import hookimpl
-
-def make(options):
-    async def observe(events):
-        if random.random() < options["chance"]:
-            os.kill(os.getpid(), signal.SIGKILL)
-    return observe
-
-@hookimpl
-def engage_register_observer(register):
-    chance = {"type": "number", "default": 0}
-    register("assassin", make, {"type": "object", "properties": {"chance": chance}})
-"""
-
-
-class Slowly(Traffic):
-    """Random requests at a rate that leaves the machine to the nodes."""
-
-    pause = 0.01
-
-    def request(self) -> Request:
-        time.sleep(self.pause)
-        return super().request()
-
-
-class VerySlowly(Slowly):
-    """For FerretDB, which stores some hundred events a second beside all else."""
-
-    pause = 0.2
 
 
 class InPhases(Slowly):
@@ -116,9 +82,10 @@ def make_server(
     extra: str = "",
 ) -> Server:
     log = f'[log]\nload_port = 0\n[log.kafka]\nservers = "{nodes.servers()}"\ntopic = "{TOPIC}"\n'
+    (folder / "assassin.py").write_text(ASSASSIN)
+    extra += '[plugins]\nfiles = ["assassin.py"]\n'
     config = config_text(workers=workers, storage=storage, server=server, config_extra=log + extra)
-    packages = distribution(folder / "packages", "assassin", {"assassin": ASSASSIN})
-    return Server(folder, config, environment={"PYTHONPATH": str(packages)})
+    return Server(folder, config)
 
 
 @contextlib.contextmanager

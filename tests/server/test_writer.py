@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import pwd
@@ -11,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,8 +21,9 @@ from engage.testing import event
 from engage.testing.factories import ids, store_all
 from engage_plugins.sqlite.writer.lock import holder as holder_of_lock
 from engage_plugins.sqlite.writer.sockets import AVAILABLE
+from support.commands import run
 from support.exactly_once import check_exactly_once
-from support.processes import alive, holder
+from support.processes import alive
 from support.senders import Senders
 from support.server_process import KEY, SQLITE, Server, config_text, start_server
 from support.sqlite import config_file, open_store
@@ -62,10 +61,7 @@ class Singles(Senders):
         )
 
     def check(self, server: Server, others: int = 0) -> None:
-        """Check that the store has each event once.
-
-        :param others: how many other events it has.
-        """
+        """Check that the store has each event once, and so many others."""
         assert not self.wrong
         names = {f"{number}-{n}" for number, count in enumerate(self.sent) for n in range(count)}
         stored = [item["messageId"] for item in server.export()]
@@ -121,8 +117,7 @@ def test_the_killed_process_is_replaced(tmp_path: Path) -> None:
             singles.more()
             killed = one.helper
             os.kill(killed, signal.SIGKILL)
-            check = [sys.executable, "-m", "engage", "check", "--config", str(one.config)]
-            subprocess.run(check, check=True, capture_output=True)
+            assert run("check", "--config", one.config).exit_code == 0
             wait_for(lambda: killed not in one.children(), what="the end of the process")
             singles.more()
         assert [one.stop(), other.stop()] == [0, 0]
@@ -150,84 +145,6 @@ def test_a_process_that_hangs_ends_with_the_server(tmp_path: Path) -> None:
         os.kill(process, signal.SIGSTOP)
         server.signal(signal.SIGKILL)
         wait_for(lambda: not alive(process), what="the end of the process")
-
-
-@pytest.mark.long
-def test_a_stopped_worker_does_not_stop_the_others(tmp_path: Path) -> None:
-    """It has sent requests, and reads no answers; afterwards it goes on, and nothing is lost."""
-    # No request of the stopped worker may time out on a slow machine.
-    storage = SQLITE.replace("[storage]\n", "[storage]\nwrite_timeout = 60\n")
-    hang = "hang_timeout = 600"
-    with (
-        start_server(tmp_path, workers=4, storage=storage, server=hang) as server,
-        contextlib.ExitStack() as stack,
-    ):
-        workers = wait_for(
-            lambda: len(server.workers()) == 4 and server.workers(), what="all workers"
-        )
-        clients: dict[int, httpx.Client] = {}
-        # A client of each worker: others have to wait for a stopped one.
-        while set(clients) != workers:
-            client = stack.enter_context(httpx.Client(base_url=server.url, timeout=DEADLINE))
-            answer = client.get("/livez")
-            port = answer.extensions["network_stream"].get_extra_info("client_addr")[1]
-            worker = holder(workers, port)
-            assert worker is not None
-            if worker in clients:
-                client.close()
-            clients.setdefault(worker, client)
-        stopped, *running = clients
-        sent = []
-
-        def send(worker: int, name: str) -> None:
-            body = {"userId": "u", "event": "E", "messageId": name}
-            answer = clients[worker].post(f"/v1/track?writeKey={KEY}", json=body)
-            assert answer.status_code == 200
-            sent.append(name)
-
-        # It is stopped at some moment of its requests.
-        def send_many() -> None:
-            for number in range(200):
-                send(stopped, f"stopped{number}")
-
-        busy = threading.Thread(target=send_many)
-        busy.start()
-        wait_for(lambda: len(sent) > 20, what="some requests")
-        os.kill(stopped, signal.SIGSTOP)
-        for number in range(50):
-            for worker in running:
-                send(worker, f"{worker}-{number}")
-        os.kill(stopped, signal.SIGCONT)
-        busy.join(DEADLINE)
-        assert not busy.is_alive()
-        stored = [event["messageId"] for event in server.export()]
-        assert sorted(stored) == sorted(sent)
-        assert len(sent) == 200 + 150
-
-
-@pytest.mark.long
-def test_a_copy_beside_a_busy_server_loses_nothing(tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    source = config_file(tmp_path / "source")
-
-    async def fill() -> None:
-        async with open_store(source) as store:
-            for start in range(0, 20_000, 1000):
-                await store.write([event(f"copied{start + n}") for n in range(1000)])
-
-    asyncio.run(fill())
-    with start_server(tmp_path, workers=2) as server:
-        singles = Singles(server, server)
-        with singles.running():
-            copy = subprocess.run(
-                [sys.executable, "-m", "engage", "copy", "--from", source, "--to", server.config],
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert copy.returncode == 0, copy.stderr
-        assert min(singles.sent) > 20
-        singles.check(server, others=20_000)
 
 
 # ------------------------------------------------------------------------------------- other users

@@ -27,7 +27,7 @@ A storage or a pipeline, without HTTP:
   and holds connections, ``kafka_log`` makes logs on them, and writers and readers
 - ``hosts``: hosts of their own on this machine, which a test cuts off
 - ``distributions``: installed plugin packages; ``examples``: those that the pages of docs/ build
-- ``exports``: what a store has, as ``engage export`` would write it
+- ``exports``: the store of a config file: opened for a call, or what ``engage export`` would write
 - ``flaws``: storages, logs and readers with one flaw, which the conformance suites must find
 - ``exactly_once``: whether each acknowledged event is stored, once
 
@@ -38,8 +38,7 @@ A server and clients:
 - ``preferences``: links to the preferences page of such a server, and groups to choose from
 - ``identity``: such a server that verifies users, and their hashes
 - ``senders``: threads that send events to it while a test breaks what is behind it
-- ``loader_process``: ``engage load`` as a process beside it, and how its store is judged;
-  ``loader_nursery``: loaders that are killed by the dozen
+- ``loader_process``: ``engage load`` as a process beside it, and how its store is judged
 - ``console``: the console of such a server, and a client that is signed in to it
 - ``connections``: connections of which it is known which worker has them
 - ``operator``: a person who uses the console in a browser
@@ -72,7 +71,6 @@ Programs and files:
   that passes only while a test waits
 - ``waiting``: waits until a condition is true; ``loop_time``: how long the event loop is held
 - ``processes``: the processes that another one started
-- ``hosts``: hosts of their own, in network namespaces
 - ``png``: small picture files
 - ``nginx``: nginx with the configs of docs/
 - ``cache``: keeps what was installed or built once; ``prepare`` fills it before the tests run

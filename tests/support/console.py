@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 
@@ -21,13 +20,11 @@ from engage.console.process import make_console
 from engage.console.services import Console
 from engage.console.sign_in.links import SECONDS, hash_of, link_record, new_token
 from engage.testing.memory_store import Stored
-from support.exports import registry
+from support.exports import on_store, registry
 from support.http_client import listening
 from support.memory_store import MemoryStore
 from support.server_process import Server, config_text
 from support.waiting import DEADLINE, wait_for
-
-Result = TypeVar("Result")
 
 #: For ``config_extra`` of :func:`support.server_process.start_server`.
 CONSOLE = "[console]\nport = 0\n"
@@ -42,20 +39,6 @@ def console_url(server: Server) -> str:
 
     url: str = wait_for(found, what="the console to listen")
     return url
-
-
-def on_store(config: Path, work: Callable[[EventStore], Awaitable[Result]]) -> Result:
-    """Open the store of a config file, in this process, and do something with it."""
-
-    async def run() -> Result:
-        store = registry().make_storage(load(config))
-        await store.open(create=False)
-        try:
-            return await work(store)
-        finally:
-            await store.close()
-
-    return asyncio.run(run())
 
 
 def make_link(config: Path, *, age: float = 0.0) -> str:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlencode
@@ -117,8 +116,3 @@ def pages(letter: str, event: str = EVENT, user: str = USER) -> dict[str, str]:
         "search": "search?q=nothing-has-this-id",
         "empty": "?workspace=other",
     }
-
-
-def as_text(value: object) -> str:
-    """Return JSON for a text field."""
-    return json.dumps(value, indent=2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Export the store of a config file as ``engage export`` does, without starting a process for it.
+"""Look into the store of a config file, as ``engage export`` does, without a process for it.
 
 ``tests/cli`` tests the command. Starting a process for it takes half a second, and some tests
 export after each of many steps.
@@ -9,15 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
+from engage.api import Record, RecordStore
 from engage.config import load
 from engage.registry import Registry, load_plugins
+from engage.testing.factories import all_pages
+from engage.upkeep.audit import AUDIT, AuditEntry, read_entry
 from engage.upkeep.export import Kind, Selection, export
+
+Result = TypeVar("Result")
 
 
 @functools.cache
@@ -42,6 +47,37 @@ async def read_store(
         ]
     finally:
         await store.close()
+
+
+def on_store(config: Path, work: Callable[[Any], Awaitable[Result]]) -> Result:
+    """Open (and create) the store of a config file, and do something with it.
+
+    To be called without a running event loop.
+    """
+
+    async def run() -> Result:
+        store = registry().make_storage(load(config))
+        await store.open(create=True)
+        try:
+            return await work(store)
+        finally:
+            await store.close()
+
+    return asyncio.run(run())
+
+
+def records_in(config: Path, kind: str) -> list[Record]:
+    """Return the records of a kind in the store of a config file, such as write keys."""
+
+    async def read(store: RecordStore) -> list[Record]:
+        return await all_pages(functools.partial(store.list_records, kind))
+
+    return on_store(config, read)
+
+
+def audit_of(config: Path) -> list[AuditEntry]:
+    """Return the audit of a store, oldest first."""
+    return [read_entry(record) for record in records_in(config, AUDIT)]
 
 
 def exported(

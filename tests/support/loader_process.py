@@ -4,20 +4,47 @@
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 import httpx
+from click.testing import Result
 
+from support.commands import run
 from support.exactly_once import check_exactly_once
-from support.processes import children
-from support.server_process import Server, kind_of
+from support.examples import TESTS
+from support.server_process import Server
 from support.traffic import expected_groups, expected_users
 from support.waiting import DEADLINE, wait_for
+
+#: The log that docs/write-a-log.md builds.
+TAPE = f"""
+[log]
+backend = "tape"
+load_port = 0
+[log.tape]
+path = "events.tape"
+[plugins]
+files = ["{TESTS / "example_log" / "engage_tape.py"}"]
+"""
+#: The file of a plugin with an observer that may kill its process: after events were stored, before
+#: their places are committed.
+ASSASSIN = """
+import os, random, signal
+from engage.api import hookimpl
+
+def make(options):
+    async def observe(events):
+        if random.random() < options["chance"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return observe
+
+@hookimpl
+def engage_register_observer(register):
+    chance = {"type": "number", "default": 0}
+    register("assassin", make, {"type": "object", "properties": {"chance": chance}})
+"""
 
 
 class Loaders(Server):
@@ -34,7 +61,11 @@ class Loaders(Server):
     ) -> None:
         config = server.config.read_text()
         super().__init__(
-            server.folder, config, environment=server.environment, arguments=tuple(arguments)
+            server.folder,
+            config,
+            environment=server.environment,
+            arguments=tuple(arguments),
+            preexec=server.preexec,
         )
         self.log_path = server.folder / f"{name}.log"
 
@@ -76,32 +107,12 @@ class Loaders(Server):
 
     def processes(self) -> set[int]:
         """Return the ids of the loaders."""
-        assert self.process is not None
-        return {pid for pid in children(self.process.pid) if kind_of(pid) == "loader"}
+        return self.of_kind("loader")
 
 
-def start_again(server: Server, since: str) -> subprocess.Popen[str]:
-    """Start ``engage load --from``."""
-    return subprocess.Popen(
-        [
-            *(sys.executable, "-m", "engage", "load", "--config", str(server.config)),
-            *("--from", since),
-        ],
-        env={**os.environ, **server.environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def load_again(server: Server, since: str) -> subprocess.CompletedProcess[str]:
+def load_again(server: Server, since: str) -> Result:
     """Run ``engage load --from`` until it ends."""
-    with start_again(server, since) as process:
-        try:
-            out, errors = process.communicate(timeout=300)
-        finally:
-            process.kill()
-    return subprocess.CompletedProcess(process.args, process.returncode, out, errors)
+    return run("load", "--config", server.config, "--from", since)
 
 
 def stored_ids(server: Server) -> list[str]:

@@ -12,6 +12,7 @@ from engage.api import (
     BudgetName,
     DeadLetter,
     Event,
+    EventStore,
     Outcome,
     Page,
     Status,
@@ -66,6 +67,12 @@ class MemoryEvents(memory_store.MemoryEvents):
     async def expire(self, before: int, *, limit: int, force: bool = False) -> int:
         self.expired.append(await super().expire(before, limit=limit, force=force))
         return self.expired[-1]
+
+
+class PlainEvents(MemoryEvents):
+    """What a storage must have, and nothing else."""
+
+    recent = EventStore.recent  # type: ignore[assignment]
 
 
 class MemoryProfiles(memory_store.MemoryProfiles):

@@ -143,9 +143,14 @@ def main() -> None:
     import engage.server.load.process
     import engage.server.supervisor
     import engage.server.worker  # noqa: F401
-    from support.exports import registry
+    from engage.registry import registry
+    from engage.registry.discovery import discover
 
-    registry()
+    # The plugins are the same in each: the environment of a forked server names no other folder.
+    installed = discover()
+    registry.discover = lambda *, files, **options: (  # type: ignore[attr-defined]
+        discover(files=files, **options) if files else installed
+    )
     gc.freeze()
     # SIGINT is for the test run; the default handlers are what a new process has.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

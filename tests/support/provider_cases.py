@@ -2,7 +2,7 @@
 """Conformance cases of the providers that come with engage: options, a body, how it is signed.
 
 ``tests/plugins/webhooks/test_conformance.py`` runs the conformance suite on each of them, and
-``tests/deliveries/test_webhook_http.py`` sends their deliveries to a server. Each ``sign`` is
+``tests/deliveries/test_webhook_hostile.py`` sends their deliveries to a server. Each ``sign`` is
 written from the provider's documentation, not with the provider's code.
 """
 

@@ -153,6 +153,21 @@ def delivery_of(provider: str, payload: Any) -> WebhookRequest:
     return request(json.dumps(payload), {"svix-id": "msg_1"})
 
 
+def mandrill_delivery(url: str, key: str, items: Sequence[Any]) -> WebhookRequest:
+    """Make a delivery of Mandrill events to a URL."""
+    value = json.dumps(items)
+    signed = hmac.new(key.encode(), f"{url}mandrill_events{value}".encode(), "sha1").digest()
+    headers = {"X-Mandrill-Signature": base64.b64encode(signed).decode(), "X-Trace": "t1"}
+    return request(urlencode({"mandrill_events": value}), headers, url=url)
+
+
+def twilio_delivery(url: str, token: str, fields: Mapping[str, str]) -> WebhookRequest:
+    """Make a delivery of Twilio to a URL."""
+    signed = url + "".join(name + fields[name] for name in sorted(fields))
+    signature = base64.b64encode(hmac.new(token.encode(), signed.encode(), "sha1").digest())
+    return request(urlencode(fields), {"X-Twilio-Signature": signature.decode()}, url=url)
+
+
 def segment_delivery(
     body: Any,
     secret: str,

@@ -151,9 +151,13 @@ class Server:
         except httpx.TransportError:
             return False
 
+    def of_kind(self, kind: str) -> set[int]:
+        """Return the process ids of the children of a kind, such as ``loader``."""
+        return {pid for pid in self.children() if kind_of(pid) == kind}
+
     def workers(self) -> set[int]:
         """Return the process ids of the workers."""
-        return {pid for pid in self.children() if kind_of(pid) == "worker"}
+        return self.of_kind("worker")
 
     @property
     def worker(self) -> int:
@@ -163,12 +167,12 @@ class Server:
 
     def consoles(self) -> set[int]:
         """Return the process id of the console, if it runs."""
-        return {pid for pid in self.children() if kind_of(pid) == "console"}
+        return self.of_kind("console")
 
     @property
     def helper(self) -> int:
         """Return the process id of the helper process of the storage."""
-        (pid,) = (pid for pid in self.children() if kind_of(pid) == "helper")
+        (pid,) = self.of_kind("helper")
         return pid
 
     def children(self) -> set[int]:

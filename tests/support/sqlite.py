@@ -19,12 +19,12 @@ from engage.api import (
     StorageUnavailable,
 )
 from engage.config import load
-from engage.registry import load_plugins
 from engage.testing import event
 from engage.testing.factories import store_all
 from engage_plugins.sqlite.connection import Settings
 from engage_plugins.sqlite.engine import Engine
 from engage_plugins.sqlite.store import SqliteStorage
+from support.exports import on_store, registry
 
 CONFIG = """
 [storage]
@@ -76,12 +76,19 @@ def config_file(folder: Path, name: str = "engage") -> Path:
 @contextlib.asynccontextmanager
 async def open_store(path: Path) -> AsyncIterator[EventStore]:
     """Open (and create) the store of a config file."""
-    store = load_plugins().make_storage(load(path))
+    store = registry().make_storage(load(path))
     await store.open(create=True)
     try:
         yield store
     finally:
         await store.close()
+
+
+def new_store(folder: Path, *events: Event) -> Path:
+    """Make a config with a store that has some events; to be called without an event loop."""
+    path = config_file(folder)
+    on_store(path, lambda store: store.write(events))
+    return path
 
 
 def make(

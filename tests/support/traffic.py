@@ -86,6 +86,22 @@ class Traffic:
         return event
 
 
+class Slowly(Traffic):
+    """Random requests at a rate that leaves the machine to those who load them."""
+
+    pause = 0.02
+
+    def request(self) -> Request:
+        time.sleep(self.pause)
+        return super().request()
+
+
+class VerySlowly(Slowly):
+    """For FerretDB, which stores few events a second that change profiles."""
+
+    pause = 0.2
+
+
 @dataclass
 class Sender:
     """Sends requests over several connections until the server has gone."""

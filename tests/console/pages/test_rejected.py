@@ -5,19 +5,15 @@ from __future__ import annotations
 
 import html
 import re
-import sys
 from collections.abc import Iterator
 
 import httpx
 import pytest
-from click.testing import CliRunner
 
-from engage.cli import main
+from support.commands import run
 from support.console import CONSOLE, signed_in
 from support.server_process import Server, start_server
 from support.waiting import wait_for
-
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the console is a child process")
 
 
 @pytest.fixture
@@ -97,7 +93,7 @@ def test_events_that_change_no_subscription_need_attention(
     link = re.search(r'<a\s+href="(events[^"]*DFSubscriptionChange[^"]*)">Show</a>', page)
     assert link is not None
     assert "m-2" in client.get(html.unescape(link[1])).text
-    result = CliRunner().invoke(main, ["check", "--config", str(server.config)])
+    result = run("check", "--config", server.config)
     assert f"\nwarning\tacme: {notice.format('24 hours')}" in result.stdout
 
 

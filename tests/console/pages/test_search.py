@@ -23,7 +23,7 @@ from engage_plugins.sqlite.tables import paging
 from support import mongo
 from support.console import BrokenStore, console_here, sign_in_here
 from support.console_data import STORAGES
-from support.memory_store import MemoryEvents
+from support.memory_store import PlainEvents
 from support.sqlite import config_file, open_store
 
 
@@ -344,12 +344,7 @@ async def test_the_search_goes_on_where_it_stopped(kind: str, tmp_path: Path) ->
 
 
 async def test_a_storage_of_events_only_finds_whole_message_ids(tmp_path: Path) -> None:
-    class Plain(MemoryEvents):
-        """A storage that has what it must have."""
-
-        recent = EventStore.recent  # type: ignore[assignment]
-
-    async with console_here(tmp_path, Plain()) as (console, client):
+    async with console_here(tmp_path, PlainEvents()) as (console, client):
         await sign_in_here(console, client)
         await store_all(console.store, event("m-1", user_id="ann"))
         assert (await client.get("search?q=m-1")).status_code == 303

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import re
 import sys
 from collections.abc import Iterator
@@ -14,37 +13,21 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
-from engage.api import EventStore, Record, RecordStore
 from engage.cli import main
 from engage.config import load
 from engage.console.application import ROUTES
 from engage.console.sign_in.links import link_command
 from engage.console.sign_in.passwords import ADDRESS_FAILURES, hash_password
-from engage.upkeep.audit import AUDIT, read_entry
-from support.console import CONSOLE, browser, console_url, free_port, make_link, on_store, signed_in
+from support.console import CONSOLE, browser, console_url, free_port, make_link, signed_in
 from support.each import each
+from support.exports import audit_of
 from support.server_process import Server, start_server
 from support.waiting import wait_for
-
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the console is a child process")
 
 PASSWORD = "correct horse battery"
 HASH = hash_password(PASSWORD)
 #: What anyone may open.
 PUBLIC = {"/link", "/login", "/healthz"}
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server with a console that has no password."""
-    folder = tmp_path_factory.mktemp("console")
-    with start_server(folder, config_extra=CONSOLE) as started:
-        yield started
-
-
-@pytest.fixture
-def url(server: Server) -> str:
-    return console_url(server)
 
 
 def is_in(client: httpx.Client) -> bool:
@@ -56,13 +39,7 @@ def is_in(client: httpx.Client) -> bool:
 
 def actions(config: Path) -> list[tuple[str, str, str]]:
     """Return (action, who, from) of the audit, oldest first."""
-
-    async def read(store: EventStore) -> list[Record]:
-        assert isinstance(store, RecordStore)
-        return list((await store.list_records(AUDIT, limit=1000)).items)
-
-    entries = map(read_entry, on_store(config, read))
-    return [(entry.action, entry.actor.who, entry.actor.origin) for entry in entries]
+    return [(entry.action, entry.actor.who, entry.actor.origin) for entry in audit_of(config)]
 
 
 # ------------------------------------------------------------------------------------- no session
@@ -141,16 +118,6 @@ def test_a_made_up_link_does_not_sign_in(url: str, token: str) -> None:
         assert client.post("link").status_code == 403
 
 
-def test_of_two_who_use_a_link_at_once_one_gets_in(server: Server, url: str) -> None:
-    def use(token: str) -> httpx.Response:
-        return httpx.post(f"{url}/link", data={"t": token}, headers={"Origin": url})
-
-    for _ in range(5):
-        with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            answers = list(pool.map(use, [make_link(server.config)] * 8))
-        assert sorted(answer.status_code for answer in answers) == [303, *[403] * 7]
-
-
 def test_the_token_of_a_link_is_stored_nowhere(server: Server, url: str) -> None:
     token = make_link(server.config)
     with browser(url) as client:
@@ -181,18 +148,6 @@ def test_a_link_from_another_site_finds_the_session(server: Server, url: str) ->
         answer = stranger.get(found[1])
         assert answer.status_code == 200
         assert "refresh" not in answer.text
-
-
-@each(
-    "target",
-    ["//evil.example/", "https://evil.example", "/\\evil.example", "javascript:x", "a\r\nX: y"],
-)
-def test_signing_in_never_leads_to_another_site(server: Server, url: str, target: str) -> None:
-    with browser(url) as client:
-        form = {"t": make_link(server.config), "next": target}
-        answer = client.post("link", data=form)
-        assert (answer.status_code, answer.headers["Location"]) == (303, "./")
-        assert "X" not in answer.headers
 
 
 # ----------------------------------------------------------------------------------------- cookies
