@@ -413,7 +413,7 @@ VALUES = st.recursive(
     | st.booleans()
     | st.integers(-(2**63), 2**63 - 1)
     | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(st.characters() | st.sampled_from('"\\[]{},:'), max_size=8),
+    | st.text(st.characters(codec="utf-8") | st.sampled_from('"\\[]{},:'), max_size=8),
     lambda child: (
         st.lists(child, max_size=4)
         | st.dictionaries(st.text(st.sampled_from('"\\[]{},:aé'), max_size=4), child, max_size=4)
