@@ -91,7 +91,7 @@ class _Clients:
         else:
             self._recorder.set(3, SLOW)
         with contextlib.ExitStack() as last:
-            async with helper(folder, write_timeout=4), self._opened():
+            async with helper(folder, write_timeout=4, fork=False), self._opened():
                 # The connection of a reader keeps SQLite's index of the log alive.
                 await ids(self._store)
                 tasks = [asyncio.create_task(self._write(number)) for number in range(CLIENTS)]

@@ -60,8 +60,13 @@ async def opened(store: SqliteStorage) -> AsyncIterator[SqliteStorage]:
 
 
 @contextlib.asynccontextmanager
-async def helper(tmp_path: Path, *, write_timeout: float = 30) -> AsyncIterator[None]:
-    """Keep the helper process of a store running, as a server does."""
+async def helper(
+    tmp_path: Path, *, write_timeout: float = 30, fork: bool = True
+) -> AsyncIterator[None]:
+    """Keep the helper process of a store running, as a server does.
+
+    :param fork: whether it is forked. A library that is preloaded works in a new interpreter only.
+    """
     config = load_config(config_file(tmp_path, "helper"))
     # Tests stop the process for a while.
     server = dataclasses.replace(config.server, hang_timeout=600)
@@ -69,7 +74,8 @@ async def helper(tmp_path: Path, *, write_timeout: float = 30) -> AsyncIterator[
     run = make(tmp_path, timeout=write_timeout).helper()
     keeper = HelperKeeper(Setup(config, 0, True, (), helper=run))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(asyncio, "create_subprocess_exec", nursery().fork_child)
+        if fork:
+            patch.setattr(asyncio, "create_subprocess_exec", nursery().fork_child)
         keeping = asyncio.create_task(keeper.run())
         try:
             yield
