@@ -156,6 +156,7 @@ __all__ = [
     "StorageUnavailable",
     "StoreProblem",
     "StoredLink",
+    "Subject",
     "SubscriptionChange",
     "SubscriptionRecord",
     "SubscriptionState",

@@ -7,7 +7,7 @@ import abc
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from engage.api.events import Event, Kind
+from engage.api.events import Event, Kind, Subject
 
 __all__ = ["ERASED", "ErasureStore"]
 
@@ -52,10 +52,13 @@ class ErasureStore(abc.ABC):
         """Return the anonymous ids of the links of a user that count, whether it exists or not."""
 
     @abc.abstractmethod
-    async def erase_choices(self, workspace_id: str, name: str, pseudonym: str) -> tuple[int, int]:
-        """Erase the subscription choices that are kept for an id, and give its audit records to a
-        pseudonym, without the client's address, its ``User-Agent`` and the secret. Each change gets
-        a random id there, because the old one can be computed from the id of the person.
+    async def erase_choices(
+        self, workspace_id: str, subject: Subject, pseudonym: str
+    ) -> tuple[int, int]:
+        """Erase the subscription choices of a user or a visitor, and give its audit records to a
+        pseudonym of the same kind, without the client's address, its ``User-Agent`` and the secret.
+        Each change gets a random id there, because the old one can be computed from the id of the
+        person.
 
         The old ids of the changes are not forgotten: a change that is repeated has no effect.
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypeGuard
+from typing import Any, Final, NamedTuple, TypeGuard
 
 import orjson
 
@@ -23,6 +23,7 @@ __all__ = [
     "Membership",
     "RemovedTraits",
     "Seen",
+    "Subject",
     "Traits",
     "begins_with",
     "changes_of",
@@ -103,6 +104,18 @@ class Kind(enum.StrEnum):
     #: Someone who has an anonymous id only.
     VISITOR = "visitor"
     GROUP = "group"
+
+
+class Subject(NamedTuple):
+    """The user or visitor to whom something belongs.
+
+    User ids and anonymous ids are two namespaces: the same text may be a user's and a visitor's,
+    and these are two people.
+    """
+
+    #: :attr:`Kind.USER` or :attr:`Kind.VISITOR`.
+    kind: Kind
+    id: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

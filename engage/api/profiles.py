@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-from engage.api.events import identifier_value
+from engage.api.events import Kind, Subject, identifier_value
 from engage.api.pages import Page
 
 __all__ = [
@@ -42,7 +42,7 @@ class UserProfile:
     #: UTC. Visitors count for ``updated_at`` only.
     created_at: int
     updated_at: int
-    #: All that are linked, except ids of users; sorted.
+    #: All that are linked; sorted.
     anonymous_ids: Sequence[str]
     #: Ids of the groups that the user is a member of, sorted.
     groups: Sequence[str]
@@ -84,9 +84,7 @@ class ProfileStore(abc.ABC):
 
     What the events of one person change is kept apart: the user's registers, and those of each
     visitor. A user that the storage returns is merged from them by :func:`engage.api.merge`; see
-    ``people.py`` for which visitors belong to it. An id that is both an anonymous id of a user and
-    the id of another user is not one of the first one's ``anonymous_ids``, and a visitor with such
-    an id belongs to nobody.
+    ``people.py`` for which visitors belong to it.
 
     Profiles have limits (:class:`ProfileLimits`). An event that exceeds one is stored, but its
     change is dropped and counted in :attr:`dropped_changes`.
@@ -130,9 +128,9 @@ class ProfileStore(abc.ABC):
 
     async def holders(
         self, workspace_id: str, trait: str, value: str, *, after: str | None, limit: int
-    ) -> Page[str]:
-        """Read the ids of all users and visitors that have a value of a declared identifier trait,
-        each by itself: no visitor is replaced by its user.
+    ) -> Page[Subject]:
+        """Read all users and visitors that have a value of a declared identifier trait, each by
+        itself: no visitor is replaced by its user.
 
         This default returns the users that :meth:`find_users` finds, which may not be all. A
         storage that can return all of them overrides it; then a signed link works however many
@@ -140,23 +138,24 @@ class ProfileStore(abc.ABC):
 
         :param value: in the form of :func:`identifier_value`.
         :param after: the cursor of the page before; ``None`` for the first.
-        :param limit: the maximum number of ids.
-        :return: the ids, each once, in an order of the store's choice. An index serves this.
+        :param limit: the maximum number of subjects.
+        :return: each once, in an order of the store's choice. An index serves this.
         """
         if after is not None:
             return Page((), None)
         found = await self.find_users(workspace_id, trait, [value])
-        return Page(list(found.get(value, ()))[:limit], None)
+        users = [Subject(Kind.USER, name) for name in found.get(value, ())]
+        return Page(users[:limit], None)
 
     async def identifier_history(
         self, workspace_id: str, trait: str, ids: Sequence[str]
     ) -> Mapping[str, Collection[str]]:
-        """Return all values of a declared identifier trait that people have or had.
+        """Return all values of a declared identifier trait that users have or had.
 
         A storage that keeps claims returns those of the user and of each visitor that belongs to
         it. This default returns the current value of a user.
 
-        :param ids: ids of users or visitors.
+        :param ids: ids of users.
         :return: each id that has any → values in the form of :func:`identifier_value`.
         """
         users = [(name, await self.profile(workspace_id, name)) for name in ids]
@@ -185,7 +184,7 @@ class ProfileStore(abc.ABC):
         return Page((), None)
 
     async def expire_visitors(self, before: int, *, limit: int) -> int:
-        """Delete visitors that belong to no user, made no subscription choice, and were changed by
+        """Delete visitors that belong to no user, have no subscription choice, and were changed by
         no event received since ``before``.
 
         :param before: milliseconds since 1970 UTC.

@@ -19,7 +19,7 @@ import orjson
 
 from engage import __version__
 from engage.api.dead_letters import DeadLetterBudget
-from engage.api.events import Event, Kind, begins_with
+from engage.api.events import Event, Kind, Subject, begins_with
 from engage.api.pages import Page
 
 __all__ = [
@@ -246,12 +246,12 @@ class EventStore(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionChange:
-    """A user's choices, which are applied together."""
+    """The choices of a user or a visitor, which are applied together."""
 
     #: Makes the change idempotent: the workspace ignores a second change with the same id.
     id: str
     workspace_id: str
-    user_id: str
+    subject: Subject
     #: Group id → subscribed.
     choices: Mapping[str, bool]
     #: Milliseconds since 1970 UTC.
@@ -270,32 +270,45 @@ class SubscriptionChange:
     address: str = ""
 
 
+class _OfSubject:
+    """What belongs to a user or a visitor."""
+
+    __slots__ = ()
+    subject: Subject
+
+    @property
+    def user_id(self) -> str | None:
+        """The user's id; ``None``: it is a visitor's."""
+        return self.subject.id if self.subject.kind is Kind.USER else None
+
+    @property
+    def anonymous_id(self) -> str | None:
+        """The visitor's id; ``None``: it is a user's."""
+        return self.subject.id if self.subject.kind is Kind.VISITOR else None
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SubscriptionState:
+class SubscriptionState(_OfSubject):
     """One current choice of a user or a visitor."""
 
     workspace_id: str
-    #: ``None`` only in :meth:`SubscriptionStore.scan_choices`: for a visitor without a user.
-    user_id: str | None
+    subject: Subject
     group_id: str
     subscribed: bool
     updated_at: int
     #: The change that made the choice, or repeated it last.
     change_id: str = ""
-    #: Only in :meth:`SubscriptionStore.scan_choices`: the visitor for whose id it is kept, if any.
-    anonymous_id: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SubscriptionRecord:
+class SubscriptionRecord(_OfSubject):
     """The audit record of one choice that changed; fields as in :class:`SubscriptionChange`."""
 
     change_id: str
     workspace_id: str
-    user_id: str
+    subject: Subject
     group_id: str
-    #: The choice of the person (see :meth:`SubscriptionStore.state`) before the change; ``None`` if
-    #: there was none.
+    #: The choice before the change; ``None`` if there was none.
     before: bool | None
     after: bool
     at: int
@@ -306,26 +319,29 @@ class SubscriptionRecord:
 
 
 class SubscriptionStore(abc.ABC):
-    """A storage that also keeps subscription choices with their history."""
+    """A storage that also keeps subscription choices with their history.
+
+    A choice belongs to the one user or visitor for whom it was made. Links between ids do not carry
+    it to another one.
+    """
 
     @abc.abstractmethod
     async def apply(self, change: SubscriptionChange) -> Mapping[str, bool]:
         """Apply the choices and their audit records as one durable, atomic, idempotent write.
 
         Changes without effect are remembered too, so that one that is repeated does not undo a
-        later one, but only some of the latest (at least ten) of each user: they must not make the
-        store grow.
+        later one, but only some of the latest (at least ten) of each subject: they must not make
+        the store grow.
 
-        A choice is kept for the id in the change, which may be a visitor's. Each new change makes
-        the choice's ``updated_at`` greater, also one that repeats the choice. It has an audit
-        record if it changes the choice that is kept, or that of the person (see :meth:`state`). So
-        the last record of an id and a group always has the choice that is kept for them.
+        Each new change makes the choice's ``updated_at`` greater, also one that repeats the choice.
+        It has an audit record if it changes the choice. So the last record of a subject and a group
+        always has the choice that is kept for them.
 
-        If the store keeps profiles, a user with this id then exists (as by a :class:`Seen` at
-        ``change.at``) while there is no visitor with it. That is decided when it is read.
+        If the store keeps profiles, a change of a user makes the user exist, as by a :class:`Seen`
+        at ``change.at``. A change of a visitor makes no profile.
 
         A :attr:`SubscriptionChange.dated` change keeps its time. For a group with a later choice of
-        this id, it has no effect.
+        this subject, it has no effect.
 
         :return: as :meth:`state` after the change.
         """
@@ -333,15 +349,15 @@ class SubscriptionStore(abc.ABC):
     async def apply_all(
         self, changes: Sequence[SubscriptionChange]
     ) -> Sequence[Mapping[str, bool]]:
-        """Apply changes, those of one id in their order, and return the result of each.
+        """Apply changes, those of one subject in their order, and return the result of each.
 
-        It is not atomic. This default calls :meth:`apply` for several ids at the same time.
+        It is not atomic. This default calls :meth:`apply` for several subjects at the same time.
         """
         found: list[Mapping[str, bool]] = [{}] * len(changes)
-        of_id: dict[tuple[str, str], list[int]] = {}
+        of_subject: dict[tuple[str, Subject], list[int]] = {}
         for index, change in enumerate(changes):
-            of_id.setdefault((change.workspace_id, change.user_id), []).append(index)
-        waiting = iter(of_id.values())
+            of_subject.setdefault((change.workspace_id, change.subject), []).append(index)
+        waiting = iter(of_subject.values())
 
         async def work() -> None:
             for indexes in waiting:
@@ -352,38 +368,20 @@ class SubscriptionStore(abc.ABC):
         return found
 
     @abc.abstractmethod
-    async def state(self, workspace_id: str, user_id: str) -> Mapping[str, bool]:
-        """Return group id → subscribed, for each choice that a person made.
-
-        If the store keeps profiles, these are the choices of the user with this id, or that the
-        visitor with this id belongs to, and of all of its visitors: for each group the greatest
-        ``(updated_at, change_id)``.
-        """
+    async def state(self, workspace_id: str, subject: Subject) -> Mapping[str, bool]:
+        """Return group id → subscribed, for each choice that is kept for a subject."""
 
     @abc.abstractmethod
     async def scan_subscriptions(
         self, workspace_id: str | None, *, after: str | None, limit: int
     ) -> Page[SubscriptionState]:
-        """Return one page of all current choices as they are kept for each id; each choice once.
-
-        They are for copies: another id of the person may have a later choice.
-        """
-
-    async def scan_choices(
-        self, workspace_id: str | None, *, after: str | None, limit: int
-    ) -> Page[SubscriptionState]:
-        """Return one page of what people chose: for each choice that is kept for an id, that of the
-        person, as :meth:`state` decides it. All ids of a person have the same then.
-
-        This default is for a store without visitors.
-        """
-        return await self.scan_subscriptions(workspace_id, after=after, limit=limit)
+        """Return one page of all current choices; each choice once."""
 
     @abc.abstractmethod
     async def history(
         self,
         workspace_id: str | None,
-        user_id: str | None,
+        subject: Subject | None,
         *,
         since: int = 0,
         after: str | None,
@@ -392,7 +390,7 @@ class SubscriptionStore(abc.ABC):
         """Return one page of audit records, in the order in which they were applied. They are never
         changed or deleted.
 
-        :param user_id: only the records of this id, which may be a visitor's.
+        :param subject: only its records.
         :param since: the least ``at``.
         """
 

@@ -15,9 +15,11 @@ from engage.api import (
     Event,
     EventFilter,
     EventStore,
+    Kind,
     Page,
     Record,
     Status,
+    Subject,
     UserProfile,
 )
 
@@ -129,6 +131,16 @@ def identify(message_id: str, user_id: str, at: int = 0, /, **fields: Any) -> Ev
     :param fields: as of :func:`event`, such as ``traits={…}``.
     """
     return event(message_id, type="identify", user_id=user_id, at=at, **fields)
+
+
+def user(name: str) -> Subject:
+    """Return the subject of a user id."""
+    return Subject(Kind.USER, name)
+
+
+def visitor(name: str) -> Subject:
+    """Return the subject of an anonymous id."""
+    return Subject(Kind.VISITOR, name)
 
 
 def letter(name: str, **fields: Any) -> DeadLetter:

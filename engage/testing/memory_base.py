@@ -122,8 +122,8 @@ class Stored:
         self.profiles = Arrivals[tuple[str, Kind, str], Profile]()
         #: Workspace and id of the changes of subscriptions that were applied.
         self.applied: set[tuple[str, str]] = set()
-        #: By workspace, user and group.
-        self.choices = Arrivals[tuple[str, str, str], api.SubscriptionState]()
+        #: By workspace, subject and group.
+        self.choices = Arrivals[tuple[str, api.Subject, str], api.SubscriptionState]()
         #: By workspace, change and group.
         self.history = Arrivals[tuple[str, str, str], api.SubscriptionRecord]()
         #: By the fields that name a register.
@@ -194,11 +194,6 @@ class Memory:
 
     def apply_changes(self, event: api.Event) -> None:
         """Apply the changes of a newly stored event; a store without profiles ignores them."""
-
-    def person_of(self, workspace_id: str, name: str) -> tuple[str | None, list[str]]:
-        """Return the user that an id belongs to, if any, and the ids of the user and its visitors,
-        or just the id."""
-        return name, [name]
 
 
 def of_workspace(workspace_id: str | None) -> Callable[[Any], bool]:

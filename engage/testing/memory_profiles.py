@@ -93,11 +93,9 @@ class MemoryProfiles(Memory, api.ProfileStore):
 
     # ------------------------------------------------------------------------------- people
     def _user(self, workspace_id: str, name: str) -> Profile | None:
-        """Return a user that exists: a choice makes it exist only if the id has no visitor."""
+        """Return a user that exists: one that has only links does not."""
         found = self.contents().profiles.get((workspace_id, Kind.USER, name))
         if found is None or (found.times is None and found.chosen is None):
-            return None
-        if found.times is None and self._visitor(workspace_id, name) is not None:
             return None
         return found
 
@@ -106,8 +104,6 @@ class MemoryProfiles(Memory, api.ProfileStore):
 
     def _owner(self, workspace_id: str, anonymous_id: str) -> Profile | None:
         """Return the user that a visitor belongs to, if that user exists."""
-        if self._user(workspace_id, anonymous_id) is not None:
-            return None
         firsts = [
             (links[anonymous_id], user.id)
             for user in self._of_kind(workspace_id, Kind.USER)
@@ -134,11 +130,7 @@ class MemoryProfiles(Memory, api.ProfileStore):
         return api.merge(
             user.workspace_id,
             user.registers(),
-            [
-                name
-                for name in user.links_that_count()
-                if self._user(user.workspace_id, name) is None
-            ],
+            user.links_that_count(),
             [one.registers() for one in self._visitors(user)],
             self.context.profile_limits,
             self._identifiers(user.workspace_id),
@@ -183,11 +175,10 @@ class MemoryProfiles(Memory, api.ProfileStore):
     ) -> Mapping[str, Collection[str]]:
         found: dict[str, set[str]] = {}
         for name in ids:
-            _, names = self.person_of(workspace_id, name)
-            for kind in (Kind.USER, Kind.VISITOR):
-                for one in self._of_kind(workspace_id, kind):
-                    if one.id in names and trait in one.claims:
-                        found.setdefault(name, set()).update(one.claims[trait])
+            user = self._user(workspace_id, name)
+            for one in () if user is None else (user, *self._visitors(user)):
+                if trait in one.claims:
+                    found.setdefault(name, set()).update(one.claims[trait])
         return found
 
     async def find_visitors(
@@ -204,9 +195,9 @@ class MemoryProfiles(Memory, api.ProfileStore):
 
     async def holders(
         self, workspace_id: str, trait: str, value: str, *, after: str | None, limit: int
-    ) -> api.Page[str]:
+    ) -> api.Page[api.Subject]:
         found = {
-            one.id: one.id
+            (one.kind.value, one.id): api.Subject(one.kind, one.id)
             for kind in (Kind.USER, Kind.VISITOR)
             for one in self._of_kind(workspace_id, kind)
             if self._is_declared(one, trait) and _claim(one, trait, value) is not None
@@ -264,17 +255,13 @@ class MemoryProfiles(Memory, api.ProfileStore):
         )
 
     async def expire_visitors(self, before: int, *, limit: int) -> int:
-        chose = {
-            (one.workspace_id, one.id)
-            for one in self._of_kind(None, Kind.USER)
-            if one.chosen is not None
-        }
+        chose = {key[:2] for key in self.contents().choices}
         old = [
             (one.workspace_id, one.kind, one.id)
             for one in self._of_kind(None, Kind.VISITOR)
             if one.changed_at < before
             and self._owner(one.workspace_id, one.id) is None
-            and (one.workspace_id, one.id) not in chose
+            and (one.workspace_id, api.Subject(one.kind, one.id)) not in chose
         ]
         return delete(self.contents().profiles, old[:limit])
 
@@ -297,12 +284,6 @@ class MemoryProfiles(Memory, api.ProfileStore):
         self.contents()
         for event in events:
             self.apply_changes(event)
-
-    def person_of(self, workspace_id: str, name: str) -> tuple[str | None, list[str]]:
-        user = self._user(workspace_id, name) or self._owner(workspace_id, name)
-        if user is None:
-            return None, [name]
-        return user.id, [user.id, *(one.id for one in self._visitors(user))]
 
 
 def _version(event: api.Event) -> api.Version:

@@ -88,22 +88,19 @@ class MemorySubscriptions(Memory, api.SubscriptionStore):
     """Subscription choices and their history."""
 
     async def apply(self, change: api.SubscriptionChange) -> Mapping[str, bool]:
-        data, subject = self.contents(), (change.workspace_id, change.user_id)
+        data, subject = self.contents(), (change.workspace_id, change.subject)
         if (change.workspace_id, change.id) not in data.applied:
             data.applied.add((change.workspace_id, change.id))
-            user = data.profile(change.workspace_id, Kind.USER, change.user_id)
-            user.chosen = extended(user.chosen, change.at)
+            if change.subject.kind is Kind.USER:
+                user = data.profile(change.workspace_id, *change.subject)
+                user.chosen = extended(user.chosen, change.at)
             before, changed = await self.state(*subject), []
-            common = {"workspace_id": change.workspace_id, "user_id": change.user_id}
+            common: Any = {"workspace_id": change.workspace_id, "subject": change.subject}
             for group, wanted in change.choices.items():
                 known = data.choices.get((*subject, group))
                 if change.dated and known is not None and known.updated_at >= change.at:
                     continue
-                if (
-                    known is None
-                    or known.subscribed is not wanted
-                    or before.get(group) is not wanted
-                ):
+                if before.get(group) is not wanted:
                     changed.append(group)
                 data.choices[*subject, group] = api.SubscriptionState(
                     **common,
@@ -127,42 +124,22 @@ class MemorySubscriptions(Memory, api.SubscriptionStore):
                 )
         return await self.state(*subject)
 
-    async def state(self, workspace_id: str, user_id: str) -> Mapping[str, bool]:
-        return {one.group_id: one.subscribed for one in self._latest(workspace_id, user_id)}
-
-    def _latest(self, workspace_id: str, user_id: str) -> Sequence[api.SubscriptionState]:
-        """Return the choices of a person, the latest for each group last."""
-        _, ids = self.person_of(workspace_id, user_id)
-        choices = [
-            one
-            for (workspace, name, _), one in self.contents().choices.items()
-            if workspace == workspace_id and name in ids
-        ]
-        return sorted(choices, key=lambda one: (one.updated_at, one.change_id))
+    async def state(self, workspace_id: str, subject: api.Subject) -> Mapping[str, bool]:
+        return {
+            one.group_id: one.subscribed
+            for key, one in self.contents().choices.items()
+            if key[:2] == (workspace_id, subject)
+        }
 
     async def scan_subscriptions(
         self, workspace_id: str | None, *, after: str | None, limit: int
     ) -> api.Page[api.SubscriptionState]:
         return self.contents().choices.page(of_workspace(workspace_id), after, limit)
 
-    async def scan_choices(
-        self, workspace_id: str | None, *, after: str | None, limit: int
-    ) -> api.Page[api.SubscriptionState]:
-        page = await self.scan_subscriptions(workspace_id, after=after, limit=limit)
-        return api.Page([self._of_person(one) for one in page.items], page.cursor)
-
-    def _of_person(self, kept: api.SubscriptionState) -> api.SubscriptionState:
-        name = str(kept.user_id)
-        user, _ = self.person_of(kept.workspace_id, name)
-        latest = {one.group_id: one for one in self._latest(kept.workspace_id, name)}
-        return dataclasses.replace(
-            latest[kept.group_id], user_id=user, anonymous_id=None if user == name else name
-        )
-
     async def history(
         self,
         workspace_id: str | None,
-        user_id: str | None,
+        subject: api.Subject | None,
         *,
         since: int = 0,
         after: str | None,
@@ -170,20 +147,23 @@ class MemorySubscriptions(Memory, api.SubscriptionStore):
     ) -> api.Page[api.SubscriptionRecord]:
         wanted = of_workspace(workspace_id)
         return self.contents().history.page(
-            lambda one: wanted(one) and user_id in (None, one.user_id) and one.at >= since,
+            lambda one: wanted(one) and subject in (None, one.subject) and one.at >= since,
             after,
             limit,
         )
 
-    async def erase_choices(self, workspace_id: str, name: str, pseudonym: str) -> tuple[int, int]:
+    async def erase_choices(
+        self, workspace_id: str, subject: api.Subject, pseudonym: str
+    ) -> tuple[int, int]:
         data = self.contents()
-        choices = [key for key in data.choices if key[:2] == (workspace_id, name)]
+        choices = [key for key in data.choices if key[:2] == (workspace_id, subject)]
         records = [
             key
             for key, one in data.history.items()
-            if (one.workspace_id, one.user_id) == (workspace_id, name)
+            if (one.workspace_id, one.subject) == (workspace_id, subject)
         ]
-        gone: Any = {"user_id": pseudonym, "secret": "", "user_agent": "", "address": ""}
+        gone: Any = {"secret": "", "user_agent": "", "address": ""}
+        gone["subject"] = api.Subject(subject.kind, pseudonym)
         new = {data.history[key].change_id: str(uuid.uuid4()) for key in records}
         data.applied |= {(workspace_id, one) for one in new.values()}
         for key in records:

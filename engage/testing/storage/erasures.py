@@ -20,7 +20,7 @@ from engage.api import (
     SuppressionStore,
 )
 
-from ..factories import AWKWARD, TIME, WORKSPACE, all_pages, event, identify
+from ..factories import AWKWARD, TIME, WORKSPACE, all_pages, event, identify, user, visitor
 from .harness import Bench, on_open, on_store
 
 #: Everyone, in :class:`EventFilter`.
@@ -30,7 +30,7 @@ ALL = EventFilter()
 def change(name: str, user_id: str, **fields: Any) -> SubscriptionChange:
     """Return a change of the choice for the group ``news``."""
     values = {"choices": {"news": False}, "at": TIME, "how": "page", **fields}
-    return SubscriptionChange(id=name, workspace_id=WORKSPACE, user_id=user_id, **values)
+    return SubscriptionChange(id=name, workspace_id=WORKSPACE, subject=user(user_id), **values)
 
 
 class ErasureTests:
@@ -210,21 +210,26 @@ class ErasureTests:
         await store.apply(change("c1", "ann", **source))
         await store.apply(change("c2", "bob", **source))
         await store.apply(change("c3", "ann", **source))
+        await store.apply(dataclasses.replace(change("c4", ""), subject=visitor("ann")))
         before = list(await all_pages(store.history, WORKSPACE, None))
-        assert await store.erase_choices(WORKSPACE, "ann", "x-1") == (1, 1)
-        assert await store.erase_choices(WORKSPACE, "ann", "x-1") == (0, 0)
-        assert await store.state(WORKSPACE, "ann") == {}
-        assert await store.state(WORKSPACE, "bob") == {"news": False}
+        assert await store.erase_choices(WORKSPACE, user("ann"), "x-1") == (1, 1)
+        assert await store.erase_choices(WORKSPACE, user("ann"), "x-1") == (0, 0)
+        assert await store.state(WORKSPACE, user("ann")) == {}
+        assert await store.state(WORKSPACE, user("bob")) == {"news": False}
+        assert await store.state(WORKSPACE, visitor("ann")) == {"news": False}
         records = await all_pages(store.history, WORKSPACE, None)
-        none = {"user_id": "x-1", "secret": "", "user_agent": "", "address": ""}
+        none: Any = {"subject": user("x-1"), "secret": "", "user_agent": "", "address": ""}
         none["change_id"] = records[0].change_id
-        assert records == [dataclasses.replace(before[0], **none), before[1]]
+        assert records == [dataclasses.replace(before[0], **none), *before[1:]]
         assert none["change_id"] != "c1", "the id of a change can be computed from the person's"
-        assert await all_pages(store.history, WORKSPACE, "ann") == []
+        assert await all_pages(store.history, WORKSPACE, user("ann")) == []
         # The changes are known: a link that is opened again does nothing.
         await store.apply(change("c1", "ann"))
         await store.apply(change("c3", "ann"))
-        assert await store.state(WORKSPACE, "ann") == {}
+        assert await store.state(WORKSPACE, user("ann")) == {}
+        assert await store.erase_choices(WORKSPACE, visitor("ann"), "x-2") == (1, 1)
+        (record,) = await all_pages(store.history, WORKSPACE, visitor("x-2"))
+        assert (record.secret, record.change_id == "c4") == ("", False)
         # A choice made it exist.
         await store.erase_profile(WORKSPACE, Kind.USER, "ann")
         assert await store.profile(WORKSPACE, "ann") is None

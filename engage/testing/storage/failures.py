@@ -25,7 +25,18 @@ from engage.api import (
     SuppressionStore,
 )
 
-from ..factories import TIME, WORKSPACE, count, event, identify, ids, letter, record, store_all
+from ..factories import (
+    TIME,
+    WORKSPACE,
+    count,
+    event,
+    identify,
+    ids,
+    letter,
+    record,
+    store_all,
+    user,
+)
 from ..harness import Call, eventually, may_fail, must_fail
 from .harness import Bench, on_store
 from .subscriptions import change
@@ -76,7 +87,7 @@ class FailureTests:
         if isinstance(store, SubscriptionStore):
             writing.append(lambda: store.apply(change("c", g=True)))
             reading += [
-                lambda: store.state(WORKSPACE, "u"),
+                lambda: store.state(WORKSPACE, user("u")),
                 lambda: store.scan_subscriptions(None, after=None, limit=1),
                 lambda: store.history(None, None, after=None, limit=1),
             ]
@@ -111,7 +122,7 @@ class FailureTests:
             writing += [
                 lambda: store.erase_events([event("m")]),
                 lambda: store.erase_profile(WORKSPACE, Kind.USER, "u"),
-                lambda: store.erase_choices(WORKSPACE, "u", "x"),
+                lambda: store.erase_choices(WORKSPACE, user("u"), "x"),
                 lambda: store.erase_suppressions(WORKSPACE, [("email", "a@b.c")]),
                 lambda: store.reapply([identify("m", "u", traits={"a": 1})]),
             ]

@@ -8,9 +8,11 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
+
 from engage.api import ProfileStore, SubscriptionChange, SubscriptionStore
 
-from ..factories import AWKWARD, TIME, WORKSPACE, all_pages
+from ..factories import AWKWARD, TIME, WORKSPACE, all_pages, user, visitor
 from .harness import Bench, on_open, on_store
 
 
@@ -18,6 +20,7 @@ def change(
     name: str,
     *,
     user_id: str = "u",
+    anonymous_id: str | None = None,
     workspace: str = WORKSPACE,
     at: int = 0,
     dated: bool = False,
@@ -27,6 +30,7 @@ def change(
     """Return a change of subscriptions.
 
     :param name: the id.
+    :param anonymous_id: of the visitor that chose, instead of a user.
     :param at: milliseconds after :data:`TIME`.
     :param dated: see :attr:`SubscriptionChange.dated`.
     :param source: other fields, such as ``how`` and ``secret``.
@@ -35,7 +39,7 @@ def change(
     return SubscriptionChange(
         id=name,
         workspace_id=workspace,
-        user_id=user_id,
+        subject=user(user_id) if anonymous_id is None else visitor(anonymous_id),
         choices=choices,
         at=TIME + at,
         dated=dated,
@@ -44,15 +48,15 @@ def change(
 
 
 async def unproven(store: Any) -> list[Any]:
-    """Return the choices that are not those of the last record of their id and group."""
+    """Return the choices that are not those of the last record of their subject and group."""
     last = {
-        (one.workspace_id, one.user_id, one.group_id): one.after
+        (one.workspace_id, one.subject, one.group_id): one.after
         for one in await all_pages(store.history, None, None)
     }
     return [
         one
         for one in await all_pages(store.scan_subscriptions, None)
-        if last.get((one.workspace_id, one.user_id, one.group_id)) is not one.subscribed
+        if last.get((one.workspace_id, one.subject, one.group_id)) is not one.subscribed
     ]
 
 
@@ -68,19 +72,19 @@ def _summary(record: Any) -> tuple[Any, ...]:
 
 
 class SubscriptionTests:
-    """``apply``, ``state``, ``scan_subscriptions``, ``scan_choices``, ``history``."""
+    """``apply``, ``state``, ``scan_subscriptions``, ``history``."""
 
     @on_open(SubscriptionStore)
     async def test_choices_are_stored_with_their_history(self, store: Any) -> None:
-        assert dict(await store.state(WORKSPACE, "u")) == {}
+        assert dict(await store.state(WORKSPACE, user("u"))) == {}
         assert dict(await store.apply(change("1", at=1, a=True, b=False))) == {
             "a": True,
             "b": False,
         }
         after = {"a": False, "b": False, "c": True}
         assert dict(await store.apply(change("2", at=2, a=False, c=True, b=False))) == after
-        assert dict(await store.state(WORKSPACE, "u")) == after
-        records = await all_pages(store.history, WORKSPACE, "u")
+        assert dict(await store.state(WORKSPACE, user("u"))) == after
+        records = await all_pages(store.history, WORKSPACE, user("u"))
         assert sorted(_summary(one) for one in records[:2]) == [
             ("1", "u", "a", None, True, 1),
             ("1", "u", "b", None, False, 1),
@@ -93,7 +97,7 @@ class SubscriptionTests:
 
     @on_open(SubscriptionStore)
     async def test_a_choice_that_already_holds_has_no_other_record(self, store: Any) -> None:
-        """It becomes later nevertheless: a visitor of the same person may have chosen before."""
+        """It becomes later nevertheless: an import of an older choice must not undo it."""
         await store.apply(change("1", at=1, a=True))
         await store.apply(change("2", at=2, a=True))
         await store.apply(change("1", at=9, a=True))
@@ -136,7 +140,8 @@ class SubscriptionTests:
         old = change("2", at=5, dated=True, a=False, b=True, c=False)
         assert dict(await store.apply(old)) == after
         assert dict(await store.apply(change("3", at=4, dated=True, a=False))) == after
-        (a, b, c) = sorted(await all_pages(store.scan_choices, None), key=lambda x: x.group_id)
+        states = await all_pages(store.scan_subscriptions, None)
+        a, b, c = sorted(states, key=lambda one: one.group_id)
         assert {(one.updated_at - TIME, one.user_id) for one in (a, b, c)} == {(5, "u")}
         assert (a.change_id, b.change_id, c.change_id) == ("1", "1", "2")
         # A later one is a change like any other, at its own time.
@@ -179,7 +184,7 @@ class SubscriptionTests:
         await store.apply(change("idle", at=9, source={"how": "page"}, a=True))
         names = ("how", "secret", "user_agent", "address")
         expected = [{**dict.fromkeys(names, ""), "how": "api", **source} for source in sources]
-        records = await all_pages(store.history, WORKSPACE, "u", limit=1)
+        records = await all_pages(store.history, WORKSPACE, user("u"), limit=1)
         assert [{name: getattr(one, name) for name in names} for one in records] == expected
 
     @on_open(SubscriptionStore)
@@ -188,12 +193,12 @@ class SubscriptionTests:
             who = f"u{number % 2}"
             await store.apply(change(str(number), user_id=who, at=number, a=number % 4 < 2))
         for limit in (1, 100):
-            for user in ("u1", None):
-                whole = await all_pages(store.history, WORKSPACE, user)
-                read = functools.partial(store.history, WORKSPACE, user, since=TIME + 5)
+            for subject in (user("u1"), None):
+                whole = await all_pages(store.history, WORKSPACE, subject)
+                read = functools.partial(store.history, WORKSPACE, subject, since=TIME + 5)
                 found = await all_pages(read, limit=limit)
                 assert found == [one for one in whole if one.at >= TIME + 5]
-                assert len(found) == (7 if user is None else 4)
+                assert len(found) == (7 if subject is None else 4)
 
     @on_store
     async def test_one_change_from_concurrent_calls_is_applied_once(self, bench: Bench) -> None:
@@ -214,13 +219,13 @@ class SubscriptionTests:
         await asyncio.gather(*calls)
         store = stores[0]
         # In whatever order they were applied, the history leads step by step to the state.
-        records = await all_pages(store.history, WORKSPACE, "u")
+        records = await all_pages(store.history, WORKSPACE, user("u"))
         value = None
         for one in records:
             assert one.before is value
             assert one.after is not value
             value = one.after
-        assert dict(await store.state(WORKSPACE, "u")) == {"a": value}
+        assert dict(await store.state(WORKSPACE, user("u"))) == {"a": value}
         assert await unproven(store) == []
 
     @on_open(SubscriptionStore)
@@ -232,6 +237,46 @@ class SubscriptionTests:
             assert (profile.created_at, profile.updated_at) == (TIME + 5, TIME + 5)
 
     @on_open(SubscriptionStore)
+    async def test_a_user_and_a_visitor_with_one_id_are_two(self, store: Any) -> None:
+        for number, name in enumerate(AWKWARD):
+            as_user = change(f"u{number}", user_id=name, at=1, a=True, b=True)
+            as_visitor = change(f"v{number}", anonymous_id=name, at=2, a=False)
+            assert dict(await store.apply(as_user)) == {"a": True, "b": True}
+            assert dict(await store.apply(as_visitor)) == {"a": False}
+            assert dict(await store.state(WORKSPACE, user(name))) == {"a": True, "b": True}
+            assert dict(await store.state(WORKSPACE, visitor(name))) == {"a": False}
+            (record,) = await all_pages(store.history, WORKSPACE, visitor(name))
+            assert (record.subject, record.user_id, record.anonymous_id) == (
+                visitor(name),
+                None,
+                name,
+            )
+            assert (record.before, record.after) == (None, False)
+            own = await all_pages(store.history, WORKSPACE, user(name))
+            assert {one.subject for one in own} == {user(name)}
+        states = await all_pages(store.scan_subscriptions, WORKSPACE, limit=5)
+        assert len(states) == 3 * len(AWKWARD)
+        assert {(one.subject, one.group_id, one.subscribed) for one in states} == {
+            (subject, group, subscribed)
+            for name in AWKWARD
+            for subject, group, subscribed in (
+                (user(name), "a", True),
+                (user(name), "b", True),
+                (visitor(name), "a", False),
+            )
+        }
+
+    @on_open(SubscriptionStore)
+    async def test_a_choice_of_a_visitor_makes_no_profile(self, store: Any) -> None:
+        if ProfileStore not in type(store).__mro__:
+            pytest.skip("this storage is not a ProfileStore")
+        await store.apply(change("1", anonymous_id="v", a=True))
+        assert await store.profile(WORKSPACE, "v") is None
+        assert await store.visitor(WORKSPACE, "v") is None
+        assert await all_pages(store.scan_users, None) == []
+        assert await all_pages(store.scan_visitors, None) == []
+
+    @on_open(SubscriptionStore)
     async def test_choices_of_similar_user_ids_are_separate(self, store: Any) -> None:
         for number, name in enumerate(AWKWARD):
             await store.apply(change(name, user_id=name, at=number, a=bool(number % 2)))
@@ -240,7 +285,7 @@ class SubscriptionTests:
             name: bool(number % 2) for number, name in enumerate(AWKWARD)
         }
         for number, name in enumerate(AWKWARD):
-            assert dict(await store.state(WORKSPACE, name)) == {"a": bool(number % 2)}
+            assert dict(await store.state(WORKSPACE, user(name))) == {"a": bool(number % 2)}
 
     @on_open(SubscriptionStore)
     async def test_scans_of_choices_and_of_their_history_are_complete(self, store: Any) -> None:
@@ -258,7 +303,7 @@ class SubscriptionTests:
         for limit in (1, 7, 100):
             everything = await all_pages(store.history, None, None, limit=limit)
             assert [one.at for one in everything] == sorted(one.at for one in everything)
-            mine = await all_pages(store.history, WORKSPACE, "u2", limit=limit)
+            mine = await all_pages(store.history, WORKSPACE, user("u2"), limit=limit)
             assert [_summary(one) for one in mine] == [
                 _summary(one) for one in everything if one.user_id == "u2"
             ]
@@ -266,7 +311,7 @@ class SubscriptionTests:
             assert len(states) == len({(s.workspace_id, s.user_id, s.group_id) for s in states})
             assert len(states) == 8
             assert len(await all_pages(store.scan_subscriptions, "other", limit=limit)) == 4
-        assert await all_pages(store.history, "other", "u2") == []
+        assert await all_pages(store.history, "other", user("u2")) == []
 
     @on_store
     async def test_a_change_is_remembered_after_reopening(self, bench: Bench) -> None:

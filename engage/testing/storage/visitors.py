@@ -27,13 +27,24 @@ from engage.api import (
     ProfileStore,
     RemovedTraits,
     Seen,
+    Subject,
     SubscriptionStore,
     Traits,
     changes_of,
     identifier_value,
 )
 
-from ..factories import TIME, WORKSPACE, all_pages, event, identify, profile_of, store_all
+from ..factories import (
+    TIME,
+    WORKSPACE,
+    all_pages,
+    event,
+    identify,
+    profile_of,
+    store_all,
+    user,
+    visitor,
+)
 from .harness import Bench, on_open, on_store
 from .subscriptions import change, unproven
 
@@ -90,7 +101,7 @@ class VisitorTests:
         found = await store.find_visitors(WORKSPACE, "email", ["a@b.c", "x@b.c"])
         assert dict(found) == {"a@b.c": ["v"]}
         assert dict(await store.find_users(WORKSPACE, "email", ["a@b.c"])) == {}
-        assert await all_pages(store.holders, WORKSPACE, "email", "a@b.c") == ["v"]
+        assert await all_pages(store.holders, WORKSPACE, "email", "a@b.c") == [visitor("v")]
 
     @on_open(ProfileStore)
     async def test_a_visitor_belongs_to_the_user_of_the_first_link(self, store: Any) -> None:
@@ -107,7 +118,7 @@ class VisitorTests:
         assert (await store.visitor(WORKSPACE, "v")).user_id == "late"
         assert dict(await store.find_users(WORKSPACE, "email", ["a@b.c"])) == {"a@b.c": ["late"]}
         assert dict(await store.find_visitors(WORKSPACE, "email", ["a@b.c"])) == {}
-        assert await all_pages(store.holders, WORKSPACE, "email", "a@b.c") == ["v"]
+        assert await all_pages(store.holders, WORKSPACE, "email", "a@b.c") == [visitor("v")]
         # An earlier link arrives late; its timestamp does not count, its time of receipt does.
         await store_all(store, identify("4", "early", 90, received=40, anonymous_id="v"))
         await store_all(store, identify("5", "forged", 0, received=60, anonymous_id="v"))
@@ -140,7 +151,7 @@ class VisitorTests:
         assert dict(found) == {"new@b.c": ["other", "u"]}
         assert dict(await store.find_visitors(WORKSPACE, "email", wanted)) == {"new@b.c": ["w"]}
         held = await all_pages(store.holders, WORKSPACE, "email", "new@b.c")
-        assert sorted(held) == ["other", "u", "w", "x"]
+        assert sorted(held) == [user("other"), user("u"), visitor("w"), visitor("x")]
         await store_all(store, visit("7", "v", 40, traits=email("old")))
         found = await store.find_users(WORKSPACE, "email", wanted)
         assert dict(found) == {"new@b.c": ["other"], "old@b.c": ["u"]}
@@ -175,18 +186,18 @@ class VisitorTests:
         assert await store.profile(WORKSPACE, "nobody") is None
 
     @on_open(ProfileStore)
-    async def test_an_anonymous_id_that_is_the_id_of_a_user_belongs_to_nobody(
-        self, store: Any
-    ) -> None:
+    async def test_an_anonymous_id_may_be_the_id_of_another_user(self, store: Any) -> None:
         await store_all(store, visit("1", "both", 1, traits={"a": 1}))
         await store_all(store, identify("2", "u", 2, anonymous_id="both"))
         profile = await profile_of(store, "u")
         assert (profile.traits, profile.anonymous_ids) == ({"a": 1}, ["both"])
         await store_all(store, identify("3", "both", 3, traits={"b": 2}))
         profile = await profile_of(store, "u")
-        assert (profile.traits, profile.anonymous_ids) == ({}, [])
-        assert (await profile_of(store, "both")).traits == {"b": 2}
-        assert (await store.visitor(WORKSPACE, "both")).traits == {"a": 1}
+        assert (profile.traits, profile.anonymous_ids) == ({"a": 1}, ["both"])
+        profile = await profile_of(store, "both")
+        assert (profile.traits, profile.anonymous_ids) == ({"b": 2}, [])
+        found = await store.visitor(WORKSPACE, "both")
+        assert (found.traits, found.user_id) == ({"a": 1}, "u")
 
     @on_store
     async def test_limits_of_visitors(self, bench: Bench) -> None:
@@ -280,136 +291,66 @@ class VisitorTests:
 
     @on_open(SubscriptionStore)
     async def test_a_visitor_who_chose_does_not_expire(self, store: Any) -> None:
-        """Otherwise its choice would be lost for the user that it becomes later."""
+        """Otherwise its links by an address would not find it any more."""
         if ProfileStore not in type(store).__mro__:
             pytest.skip("this storage is not a ProfileStore")
         await store_all(store, visit("1", "v", received=1), visit("2", "w", received=1))
-        await store.apply(change("c", user_id="v", at=1, news=False))
+        await store.apply(change("c1", anonymous_id="v", at=1, news=False))
+        await store.apply(change("c2", user_id="w", at=1, news=False))
         assert await store.expire_visitors(TIME + 2, limit=2) == 1
-        assert await store.profile(WORKSPACE, "v") is None
-        await store_all(store, identify("3", "u", anonymous_id="v"))
-        assert dict(await store.state(WORKSPACE, "u")) == {"news": False}
+        assert await store.visitor(WORKSPACE, "v") is not None
+        assert dict(await store.state(WORKSPACE, visitor("v"))) == {"news": False}
 
     @on_open(SubscriptionStore)
-    async def test_the_latest_choice_of_a_person_holds(self, store: Any) -> None:
+    async def test_a_choice_crosses_to_no_other_id(self, store: Any) -> None:
+        """Links merge profiles, whoever made them, and in whatever order; choices stay apart."""
         if ProfileStore not in type(store).__mro__:
             pytest.skip("this storage is not a ProfileStore")
+        await store.apply(change("c1", anonymous_id="v", at=5, news=True, ads=True))
         await store_all(store, visit("1", "v", traits={"email": "a@b.c"}))
-        # The link in a mail to the visitor.
-        await store.apply(change("c1", user_id="v", at=5, news=True, ads=True))
-        assert await store.profile(WORKSPACE, "v") is None
         await store_all(store, identify("2", "u", anonymous_id="v"))
-        for name in ("u", "v"):
-            assert dict(await store.state(WORKSPACE, name)) == {"news": True, "ads": True}
-        after = {"news": False, "ads": True}
-        assert dict(await store.apply(change("c2", user_id="u", at=5, news=False))) == after
-        assert dict(await store.state(WORKSPACE, "v")) == after
-        # The same choice of the visitor again is later. It was made before, by this id.
-        after = {"news": True, "ads": True}
-        assert dict(await store.apply(change("c3", user_id="v", at=6, news=True))) == after
-        assert dict(await store.state(WORKSPACE, "u")) == after
-        # In the same millisecond, the greatest id of a change is the latest: the visitor's c3.
-        assert (await store.apply(change("a3", user_id="u", at=6, news=False)))["news"] is True
-        assert (await store.apply(change("a4", user_id="u", at=6, news=False)))["news"] is False
-        records = await all_pages(store.history, WORKSPACE, None)
-        found = [
-            (one.change_id, one.before, one.after) for one in records if one.group_id == "news"
-        ]
-        assert found == [
-            ("c1", None, True),
-            ("c2", True, False),
-            ("c3", False, True),
-            ("a3", True, False),
-            ("a4", True, False),
-        ]
-        # An operator undoes the link: each has its own choices.
-        await store_all(store, decision("3", "u", "v", linked=False))
-        assert dict(await store.state(WORKSPACE, "u")) == {"news": False}
-        assert dict(await store.state(WORKSPACE, "v")) == {"news": True, "ads": True}
-
-    @on_open(SubscriptionStore)
-    async def test_choices_are_read_as_those_of_people(self, store: Any) -> None:
-        if ProfileStore not in type(store).__mro__:
-            pytest.skip("this storage is not a ProfileStore")
-        await store_all(store, identify("1", "u", anonymous_id="v"), visit("2", "v"))
-        await store_all(store, visit("3", "w"), event("4", user_id="late", anonymous_id="x"))
-        await store.apply(change("a", user_id="u", at=5, news=True, ads=True))
-        await store.apply(change("b", user_id="v", at=6, news=False))
-        await store.apply(change("c", user_id="w", at=7, news=True))
-        await store.apply(change("d", user_id="u", workspace="other", at=1, news=True))
-
-        async def read(workspace: str | None = WORKSPACE) -> set[tuple[Any, ...]]:
-            for limit in (1, 100):
-                found = await all_pages(store.scan_choices, workspace, limit=limit)
-            assert len(found) == len(await all_pages(store.scan_subscriptions, workspace))
-            return {
-                (one.user_id, one.anonymous_id, one.group_id, one.subscribed, one.updated_at - TIME)
-                for one in found
-            }
-
-        mine = {
-            ("u", None, "ads", True, 5),
-            ("u", None, "news", False, 6),
-            ("u", "v", "news", False, 6),
-            (None, "w", "news", True, 7),
-        }
-        assert await read() == mine
-        assert await read(None) == mine | {("u", None, "news", True, 1)}
-        # An older choice that is dated does not become the person's. It has a record if it is kept.
-        await store.apply(change("e", user_id="u", at=5, dated=True, news=True))
-        await store.apply(change("f", user_id="v", at=4, dated=True, ads=False))
-        mine.add(("u", "v", "ads", True, 5))
-        assert await read() == mine
-        records = {one.change_id for one in await all_pages(store.history, WORKSPACE, None)}
-        assert records == {"a", "b", "c", "f"}
-        # An operator undoes the link: each has its own choices.
-        await store_all(store, decision("5", "u", "v", linked=False))
-        assert await read() == {
-            ("u", None, "ads", True, 5),
-            ("u", None, "news", True, 5),
-            (None, "v", "news", False, 6),
-            (None, "v", "ads", False, 4),
-            (None, "w", "news", True, 7),
-        }
+        await store.apply(change("c2", user_id="u", at=4, news=False))
+        await store_all(store, event("3", user_id="w", anonymous_id="v", received=-9))
+        await store_all(store, identify("4", "w"), identify("5", "v"))
+        for linked in (True, False):
+            assert dict(await store.state(WORKSPACE, user("u"))) == {"news": False}
+            assert dict(await store.state(WORKSPACE, visitor("v"))) == {"news": True, "ads": True}
+            for name in ("v", "w"):
+                assert dict(await store.state(WORKSPACE, user(name))) == {}
+            await store_all(store, decision(f"6{linked}", "u", "v", linked=linked))
+        assert [one.before for one in await all_pages(store.history, WORKSPACE, None)] == [None] * 3
 
     @on_open(SubscriptionStore)
     async def test_each_choice_is_that_of_its_last_record(self, store: Any) -> None:
-        """Whatever ids a person has: the proof of a choice stays when they are separated."""
-        has_visitors = ProfileStore in type(store).__mro__
-        if has_visitors:
+        if ProfileStore in type(store).__mro__:
             await store_all(store, identify("1", "u", anonymous_id="v"), visit("2", "v"))
         chance = random.Random(26)
         for number in range(120):
             one = change(
                 f"c{number % 100}",
-                user_id=chance.choice("uuvvw"),
+                user_id=chance.choice("uuvw"),
+                anonymous_id=chance.choice([None, None, "v", "w"]),
                 at=chance.randrange(100),
                 dated=chance.random() < 0.3,
             )
             choices = {group: chance.random() < 0.5 for group in chance.sample("abc", 2)}
             await store.apply(dataclasses.replace(one, choices=choices))
             assert await unproven(store) == []
-        assert len(await all_pages(store.scan_subscriptions, None)) == 9
-        if has_visitors:
-            await store_all(store, decision("3", "u", "v", linked=False))
-            last = {
-                one.group_id: one.after for one in await all_pages(store.history, WORKSPACE, "v")
-            }
-            assert dict(await store.state(WORKSPACE, "v")) == last
+        assert len(await all_pages(store.scan_subscriptions, None)) == 15
 
     @on_open(SubscriptionStore)
-    async def test_a_choice_makes_a_user_exist_if_there_is_no_visitor(self, store: Any) -> None:
+    async def test_a_choice_makes_a_user_exist_beside_a_visitor(self, store: Any) -> None:
         if ProfileStore not in type(store).__mro__:
             pytest.skip("this storage is not a ProfileStore")
+        await store_all(store, visit("1", "v", traits={"a": 1}), identify("2", "u"))
+        await store_all(store, event("3", user_id="u", anonymous_id="v"))
         await store.apply(change("1", user_id="v", at=5, news=True))
         profile = await profile_of(store, "v")
-        assert profile.created_at == profile.updated_at
-        assert [one.user_id for one in await all_pages(store.scan_users, WORKSPACE)] == ["v"]
-        await store_all(store, visit("2", "v"))
-        assert await store.profile(WORKSPACE, "v") is None
-        assert await all_pages(store.scan_users, WORKSPACE) == []
-        assert dict(await store.state(WORKSPACE, "v")) == {"news": True}
-        await store_all(store, identify("3", "v", 9))
+        assert (profile.created_at, profile.updated_at) == (TIME + 5, TIME + 5)
+        assert profile.traits == {}
+        assert (await store.visitor(WORKSPACE, "v")).user_id == "u"
+        assert (await profile_of(store, "u")).traits == {"a": 1}
+        await store_all(store, identify("4", "v", 9))
         profile = await profile_of(store, "v")
         assert profile.updated_at - profile.created_at == 4
 
@@ -547,7 +488,7 @@ def people_of(events: list[Event]) -> Any:
     def owner(visitor: str) -> str | None:
         firsts = [(first, pair[0]) for pair, first in counting.items() if pair[1] == visitor]
         found = min(firsts)[1] if firsts else None
-        return found if found in exists and visitor not in exists else None
+        return found if found in exists else None
 
     def latest(registers: Mapping[Any, Any], subjects: Iterable[Any]) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -562,7 +503,7 @@ def people_of(events: list[Event]) -> Any:
     users, visitors = {}, {}
     found: dict[str, list[str]] = {}
     alone: dict[str, list[str]] = {}
-    held: dict[str, set[str]] = {"x@y.z": set(), "other@y.z": set()}
+    held: dict[str, set[Subject]] = {"x@y.z": set(), "other@y.z": set()}
     for (kind, name), at in times.items():
         if kind is Kind.GROUP:
             continue
@@ -575,11 +516,9 @@ def people_of(events: list[Event]) -> Any:
         form = identifier_value("email", values.get("email"))
         own = identifier_value("email", present(latest(traits, [(kind, name)])).get("email"))
         if own in held:
-            held[own].add(name)
+            held[own].add(Subject(kind, name))
         if kind is Kind.USER:
-            linked = sorted(
-                pair[1] for pair in counting if pair[0] == name and pair[1] not in exists
-            )
+            linked = sorted(pair[1] for pair in counting if pair[0] == name)
             users[name] = (values, linked, groups, min(at), last)
             if form is not None:
                 found.setdefault(form, []).append(name)
