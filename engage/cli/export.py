@@ -35,7 +35,7 @@ from engage.config import Config, load
 from engage.erasure.addresses import named_addresses
 from engage.erasure.person import erasable, export_person, other_addresses, person_of
 from engage.registry import Registry
-from engage.upkeep.export import KINDS, PAGE, Kind, Selection
+from engage.upkeep.export import KINDS, PAGE, RecordKind, Selection
 from engage.upkeep.export import export as records
 
 #: What a spreadsheet would run, or an apostrophe: an import takes off one in front of it. A number
@@ -71,7 +71,7 @@ class Time(click.ParamType[int]):
 @click.command(
     epilog="\b\nExample:\n  engage export events --since 2026-01-31 --type track > events.ndjson"
 )
-@click.argument("kind", type=click.Choice((*get_args(Kind), "user")))
+@click.argument("kind", type=click.Choice((*get_args(RecordKind), "user")))
 @config_option
 @click.option("--workspace", metavar="ID", help="Only this workspace's records.")
 @click.option(
@@ -93,7 +93,7 @@ class Time(click.ParamType[int]):
 @click.pass_context
 def export(
     ctx: click.Context,
-    kind: Kind | Literal["user"],
+    kind: RecordKind | Literal["user"],
     config_path: Path,
     workspace: str | None,
     since: int | None,
@@ -190,7 +190,7 @@ def _export_person(
 async def _export(
     registry: Registry,
     config: Config,
-    kind: Kind,
+    kind: RecordKind,
     selection: Selection,
     limit: int | None,
     left_out: Callable[[str], None],

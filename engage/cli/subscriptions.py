@@ -8,6 +8,7 @@ import csv
 import itertools
 import os
 import re
+import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +23,11 @@ from engage.api import (
     ConfigError,
     EngageError,
     EventStore,
+    Kind,
+    ProfileStore,
+    StorageError,
     StorageUnavailable,
+    Subject,
     SubscriptionChange,
     SubscriptionStore,
     identifier_value,
@@ -177,14 +182,14 @@ class _Import:
         if self._dry_run:
             self._counts["imported"] += len(changes)
             return
-        ids = list(dict.fromkeys(change.user_id for change in changes))
-        reads = [self._store.state(self._workspace.id, one) for one in ids]
-        states = dict(zip(ids, await asyncio.gather(*reads), strict=True))
+        subjects = list(dict.fromkeys(change.subject for change in changes))
+        reads = [self._store.state(self._workspace.id, one) for one in subjects]
+        states = dict(zip(subjects, await asyncio.gather(*reads), strict=True))
         for change, choices in zip(changes, await self._store.apply_all(changes), strict=True):
-            same = change.choices.items() <= states[change.user_id].items()
+            same = change.choices.items() <= states[change.subject].items()
             holds = change.choices.items() <= choices.items()
             self._counts[("same" if same else "imported") if holds else "later"] += 1
-            states[change.user_id] = choices
+            states[change.subject] = choices
 
 
 def _read(
@@ -279,10 +284,9 @@ def _row_of_csv(names: Sequence[str], values: Sequence[str]) -> Mapping[str, Any
     epilog="\b\nExample:\n  engage subscription-link --user u-1 --group newsletter --headers",
 )
 @config_option
-@workspace_option("The workspace of the user.")
-@click.option(
-    "--user", required=True, metavar="ID", help="Id of the user, or anonymous id of a visitor."
-)
+@workspace_option("The workspace of the user or visitor.")
+@click.option("--user", metavar="ID", help="Id of the user.")
+@click.option("--anonymous-id", metavar="ID", help="Anonymous id of the visitor, instead.")
 @click.option("--group", metavar="ID", help="The subscription group that the message is sent to.")
 @click.option(
     "--expires",
@@ -292,21 +296,27 @@ def _row_of_csv(names: Sequence[str], values: Sequence[str]) -> Mapping[str, Any
 )
 @click.option("--lang", metavar="CODE", help="Language of the page; by default, the browser's.")
 @click.option("--headers", is_flag=True, help="Print the headers of an e-mail.")
+@click.pass_context
 def subscription_link(
+    ctx: click.Context,
     config_path: Path,
     workspace_id: str | None,
-    user: str,
+    user: str | None,
+    anonymous_id: str | None,
     group: str | None,
     expires: int | None,
     lang: str | None,
     headers: bool,
 ) -> None:
-    """Print the link to a user's preferences page.
+    """Print the link to the preferences page of a user or a visitor.
 
-    Anyone who has the link can change what the user receives, so send it to that user only. With
+    Anyone who has the link can change what its user or visitor receives, so send it to them only.
+    User ids and anonymous ids are apart: the link of one shows no choice of the other. With
     --headers, print the two headers with which mail programs offer to unsubscribe.
     docs/subscriptions.md shows how a program makes such a link.
     """
+    if (user is None) is (anonymous_id is None):
+        raise click.UsageError("give either --user or --anonymous-id", ctx)
     config, name = load_chosen(config_path, workspace_id)
     [workspace] = [one for one in config.workspaces if one.id == name]
     if not workspace.subscription_secrets:
@@ -315,8 +325,17 @@ def subscription_link(
     if group is not None and group not in groups:
         there = ", ".join(groups) or "it has none"
         raise ConfigError(f"{group!r} is not a subscription group of {name} ({there})")
-    if identifier_value("id", user) is None:
+    if user is None:
+        subject, key = Subject(Kind.VISITOR, str(anonymous_id)), "anonymousId"
+    else:
+        subject, key = Subject(Kind.USER, user), "id"
+    if identifier_value("id", subject.id) is None:
         raise EngageError("an id has 1 to 512 characters")
+    if user is not None and _names_visitor(ctx, config, name, user):
+        raise EngageError(
+            f"{subject.id!r} is the anonymous id of a visitor, and no user has this id: use"
+            f" --anonymous-id {shlex.quote(subject.id)}"
+        )
     base = config.server.public_url
     if headers and not (base or "").startswith("https://"):
         raise ConfigError(
@@ -331,13 +350,14 @@ def subscription_link(
     until = None if expires is None else (now() + expires * DAY_MS) // 1000
     signed = subscription_hash(
         workspace.subscription_secrets[0],
-        user_id=user,
+        subject=subject,
         workspace_id=name,
-        identifier=user,
-        identifier_key="id",
+        identifier=subject.id,
+        identifier_key=key,
         expires=until,
     )
-    members = {"w": name, "i": user, "ik": "id", "h": signed, "e": until, "s": group, "lang": lang}
+    members: dict[str, Any] = {"w": name, "i": subject.id, "ik": key, "h": signed}
+    members |= {"e": until, "s": group, "lang": lang}
     if group is not None:
         members["sub"] = "0"
     query = urlencode({key: value for key, value in members.items() if value is not None})
@@ -347,3 +367,17 @@ def subscription_link(
         click.echo("List-Unsubscribe-Post: List-Unsubscribe=One-Click")
     else:
         click.echo(url)
+
+
+def _names_visitor(ctx: click.Context, config: Config, workspace_id: str, name: str) -> bool:
+    """Return whether a visitor has an id, and no user; false if the store cannot be read."""
+
+    async def look(store: EventStore) -> bool:
+        if not isinstance(store, ProfileStore) or await store.profile(workspace_id, name):
+            return False
+        return await store.visitor(workspace_id, name) is not None
+
+    try:
+        return with_store(ctx, config, look)
+    except StorageError:
+        return False

@@ -20,6 +20,7 @@ from engage.api import (
     EventStore,
     Kind,
     ProfileStore,
+    Subject,
     SubscriptionStore,
     UserProfile,
     VisitorProfile,
@@ -134,10 +135,13 @@ async def _look_up(store: EventStore, workspace: str, name: str) -> _Known:
         raise EngageError(f"the storage does not store profiles; {remedy}")
     user, visitor = await store.profile(workspace, name), await store.visitor(workspace, name)
     linked = [await store.visitor(workspace, one) for one in (user.anonymous_ids if user else ())]
-    choices = await store.state(workspace, name) if isinstance(store, SubscriptionStore) else {}
-    wanted = EventFilter(workspace_id=workspace, user_id=name)
+    wanted, kind = EventFilter(workspace_id=workspace, user_id=name), Kind.USER
     if user is None and visitor is not None:
         wanted = EventFilter(workspace_id=workspace, begins=[(["anonymous_id"], name)])
+        kind = Kind.VISITOR
+    choices: Mapping[str, bool] = {}
+    if isinstance(store, SubscriptionStore):
+        choices = await store.state(workspace, Subject(kind, name))
     events: list[Event] = []
     cursor, end = None, time.monotonic() + _SEARCH_SECONDS
     while page := await store.recent(wanted, before=cursor, limit=_EVENTS - len(events)):

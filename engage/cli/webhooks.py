@@ -182,7 +182,7 @@ async def _rehearse(
         click.echo(safe(line) if terminal else line)
     for change in result.effects.changes:
         click.echo(
-            safe(f"unsubscribes {change.user_id} from {', '.join(change.choices)}"), err=True
+            safe(f"unsubscribes {change.subject.id} from {', '.join(change.choices)}"), err=True
         )
     for one in result.effects.suppressions:
         group = f" for {one.group_id}" if one.group_id else ""

@@ -24,8 +24,10 @@ import orjson
 from engage.api import (
     ADDRESS_TRAITS,
     EventStore,
+    Kind,
     OptOut,
     ProfileStore,
+    Subject,
     SubscriptionChange,
     SubscriptionStore,
     Suppression,
@@ -204,7 +206,7 @@ def effects(
             SubscriptionChange(
                 id=str(uuid.uuid5(_NAMESPACE, content)),
                 workspace_id=workspace.id,
-                user_id=str(user),
+                subject=Subject(Kind.USER, str(user)),
                 choices=left,
                 at=at,
                 how=f"webhook:{provider}",

@@ -42,8 +42,8 @@ from engage.erasure.person import (
     events_of,
     letters_of,
     other_addresses,
-    own_ids,
     person_of,
+    subjects_of,
     visitors_of,
 )
 from engage.erasure.requests import noted_requests, request_notes
@@ -295,9 +295,9 @@ async def _ids(store: Erasable) -> AsyncIterator[tuple[str, str | None, str | No
         yield note.workspace_id, request.user_id, None
     if isinstance(store, SubscriptionStore):
         async for choice in all_pages(functools.partial(store.scan_subscriptions, None)):
-            yield choice.workspace_id, choice.user_id, choice.user_id
+            yield choice.workspace_id, choice.user_id, choice.anonymous_id
         async for record in all_pages(functools.partial(store.history, None, None)):
-            yield record.workspace_id, record.user_id, record.user_id
+            yield record.workspace_id, record.user_id, record.anonymous_id
     if isinstance(store, SuppressionStore):
         async for one in all_pages(functools.partial(store.scan_suppressions, None)):
             trait = ADDRESS_TRAITS.get(one.channel, "phone")
@@ -321,7 +321,6 @@ async def _carry_out(
     """
     counts, workspace_id = Counter(dict.fromkeys(_COUNTED, 0)), person.workspace_id
     workspace = next((one for one in config.workspaces if one.id == workspace_id), None)
-    own = await own_ids(store, person)
     addresses = addresses_of(workspace, person)
     report("searching events", 0)
     async for some in _parts(events_of(store, person)):
@@ -336,15 +335,13 @@ async def _carry_out(
     counts["suppressions"] = await _hash_addresses(store, key_of(config), workspace_id, addresses)
     for record in await noted_requests(store, workspace_id, person.users):
         counts["requests"] += await store.delete_record(record.kind, workspace_id, record.id)
-    for name in own:
+    for subject in subjects_of(person):
         pseudonym = f"{PSEUDONYM}{uuid.uuid4()}"
-        choices, changes = await store.erase_choices(workspace_id, name, pseudonym)
+        choices, changes = await store.erase_choices(workspace_id, subject, pseudonym)
         counts["choices"] += choices
         counts["subscriptionHistory"] += changes
     for name, at in person.visitors.items():
         counts["undoneLinks"] += await _keep_apart(store, person, name, at)
-        if name in own and name not in person.users:
-            await store.erase_profile(workspace_id, Kind.USER, name)
         counts["visitors"] += await store.erase_profile(workspace_id, Kind.VISITOR, name)
         report("visitors", counts["visitors"])
     for name in person.users:

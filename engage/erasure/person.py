@@ -22,9 +22,11 @@ from engage.api import (
     Event,
     EventFilter,
     EventStore,
+    Kind,
     ProfileStore,
     Record,
     RecordStore,
+    Subject,
     SubscriptionStore,
     SuppressionStore,
     identifier_value,
@@ -33,7 +35,7 @@ from engage.config import Workspace
 from engage.erasure.addresses import addresses_in
 from engage.erasure.requests import noted_requests
 from engage.upkeep.audit import AUDIT, read_entry
-from engage.upkeep.export import MAX_PAGE, Kind, all_pages, as_line, render
+from engage.upkeep.export import MAX_PAGE, RecordKind, all_pages, as_line, render
 
 __all__ = [
     "Erasable",
@@ -46,8 +48,8 @@ __all__ = [
     "export_person",
     "letters_of",
     "other_addresses",
-    "own_ids",
     "person_of",
+    "subjects_of",
     "visitors_of",
 ]
 
@@ -93,20 +95,18 @@ async def visitors_of(store: Erasable, workspace_id: str, user_id: str) -> set[s
     found = {user_id}
     for name in await store.linked_to(workspace_id, user_id):
         links = await store.links_to(workspace_id, name)
-        if links and links[0][0] == user_id and await store.profile(workspace_id, name) is None:
+        if links and links[0][0] == user_id:
             found.add(name)
     return {name for name in found if not name.startswith(RECIPIENT_PREFIXES)}
 
 
-async def own_ids(store: Erasable, person: Person) -> list[str]:
-    """Return the ids under which choices of the person are kept: an anonymous id that is also that
-    of a user is not one of them."""
-    visitors = [
-        name
-        for name in person.visitors
-        if name in person.users or await store.profile(person.workspace_id, name) is None
+def subjects_of(person: Person) -> list[Subject]:
+    """Return the users and visitors of a person."""
+    visitors = [name for name in person.visitors if not name.startswith(RECIPIENT_PREFIXES)]
+    return [
+        *(Subject(Kind.USER, name) for name in person.users),
+        *(Subject(Kind.VISITOR, name) for name in visitors),
     ]
-    return [*dict.fromkeys((*person.users, *visitors))]
 
 
 def addresses_of(workspace: Workspace | None, person: Person) -> set[tuple[str, str]]:
@@ -233,13 +233,13 @@ async def export_person(
         visitor = await known.visitor(workspace.id, name)
         if visitor is not None:
             yield _line("visitors", visitor)
-    ids = await own_ids(known, person)
+    subjects = subjects_of(person)
     if isinstance(store, SubscriptionStore):
         async for choice in all_pages(functools.partial(store.scan_subscriptions, workspace.id)):
-            if choice.user_id in ids:
+            if choice.subject in subjects:
                 yield _line("subscriptions", choice)
-        for name in ids:
-            read = functools.partial(store.history, workspace.id, name)
+        for subject in subjects:
+            read = functools.partial(store.history, workspace.id, subject)
             async for change in all_pages(read):
                 yield _line("subscription-history", change)
     suppressed = addresses_of(workspace, person)
@@ -258,9 +258,9 @@ async def export_person(
             yield _line("events", event)
 
 
-def _line(kind: Kind, item: object) -> bytes:
+def _line(kind: RecordKind, item: object) -> bytes:
     return _with(kind, render(kind, item).json)
 
 
-def _with(kind: Kind | Literal["audit", "erasure-requests"], document: bytes) -> bytes:
+def _with(kind: RecordKind | Literal["audit", "erasure-requests"], document: bytes) -> bytes:
     return as_line(orjson.dumps({"record": kind, **orjson.loads(document)}))

@@ -51,6 +51,11 @@ def link_of(request: Request) -> dict[str, Any]:
             if _SECONDS.fullmatch(value) is None:
                 raise invalid_link()
             link["expires"] = int(value)
+        if "v" in arguments:
+            (value,) = arguments["v"]
+            if value != b"1":
+                raise invalid_link()
+            link["v"] = True
     except (KeyError, ValueError):
         raise invalid_link() from None
     return link

@@ -4,7 +4,11 @@
 A write key is public, so it must not permit changing a user's choices. The hash in a link proves
 that the workspace's owner made the link. Its form is Dittofeed's: the hex HMAC-SHA256 of the
 compact JSON of user id, workspace id, identifier and identifier key, keyed with the workspace's
-``subscription_secret``. A link that expires also signs when.
+``subscription_secret``. A link that expires also signs when, and one by an address that names a
+visitor signs that.
+
+Earlier versions also signed anonymous ids as user ids. Such a link cannot be told from that of the
+user with this id, so it is one; but what it unsubscribes is also unsubscribed for the visitor.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from engage.api import EventStore, Page, ProfileStore, identifier_value
+from engage.api import EventStore, Kind, Page, ProfileStore, Subject, identifier_value
 from engage.config.secrets import fingerprint
 from engage.errors import Problem, from_problems, invalid_link, overloaded
 from engage.upkeep.time_limit import within
@@ -26,7 +30,10 @@ from engage.upkeep.time_limit import within
 if TYPE_CHECKING:
     from engage.config import Workspace
 
-__all__ = ["SEARCH_SECONDS", "STEP", "Links", "Person", "subscription_hash"]
+__all__ = ["BY_ID", "SEARCH_SECONDS", "STEP", "Links", "Person", "subscription_hash"]
+
+#: The identifier keys of links by an id, with whose id it is.
+BY_ID: Final[Mapping[str, Kind]] = {"id": Kind.USER, "anonymousId": Kind.VISITOR}
 
 #: Users with the same identifier value that are read and compared at once, between other work of
 #: the event loop (about 3 ms for each secret).
@@ -34,8 +41,8 @@ STEP: Final = 500
 #: Seconds after which a search that has not compared all users ends with 503.
 SEARCH_SECONDS: Final = 60.0
 
-#: Workspace, identifier key, identifier and expiry, as they were sent.
-_Form = tuple[str, str, str, int | None]
+#: Workspace, identifier key, identifier, expiry and whether a visitor is named, as they were sent.
+_Form = tuple[str, str, str, int | None, bool]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +50,8 @@ class Person:
     """The person for whom a link was signed."""
 
     workspace: Workspace
-    #: The id in the signature, which may be a visitor's.
-    user_id: str
+    #: The user or visitor in the signature.
+    subject: Subject
     #: See :attr:`engage.api.SubscriptionChange.secret`.
     secret: str
     #: Whether the link only unsubscribes any more.
@@ -57,7 +64,7 @@ class Person:
 def subscription_hash(
     secret: str,
     *,
-    user_id: str,
+    subject: Subject,
     workspace_id: str,
     identifier: str,
     identifier_key: str,
@@ -66,18 +73,22 @@ def subscription_hash(
     """Return the hash that a link to the preferences page must contain.
 
     :param secret: a ``subscription_secret`` of the workspace.
-    :param identifier: the value that identifies the user, such as an e-mail address.
-    :param identifier_key: ``id``, or the trait that has the value, such as ``email``.
+    :param subject: the user or visitor for whom the link is.
+    :param identifier: its id, or the value that identifies it, such as an e-mail address.
+    :param identifier_key: ``id`` or ``anonymousId``, or the trait that has the value, such as
+        ``email``.
     :param expires: when the link expires, in seconds since 1970 UTC; ``None``: never.
     """
     members: dict[str, str | int] = {
-        "u": user_id,
+        "u": subject.id,
         "w": workspace_id,
         "i": identifier,
         "k": identifier_key,
     }
     if expires is not None:
         members["e"] = expires
+    if subject.kind is Kind.VISITOR and identifier_key not in BY_ID:
+        members["v"] = True
     return hmac.new(secret.encode(), orjson.dumps(members), hashlib.sha256).hexdigest()
 
 
@@ -116,47 +127,52 @@ class Links:
         """Verify a link.
 
         :param body: as for :meth:`change`; ``changes`` and ``messageId`` are not looked at.
-        :raises ApiError: 401 ``invalid_user_hash`` if any of the credentials is wrong; 503
-            ``overloaded`` if the hash could not be compared with all users in time, or if the user
-            may still be in the log.
+        :raises ApiError: 400 ``invalid_payload`` if an id is wrong; 401 ``invalid_user_hash`` if
+            any of the credentials is wrong; 503 ``overloaded`` if the hash could not be compared
+            with all users in time, or if the user may still be in the log.
         :raises StorageUnavailable: if the user could not be looked up.
         """
-        if type(body.get("userId")) is float:  # JSON Schema accepts 1.0 as an integer
-            raise from_problems([Problem("/userId", "must be a string or an integer")])
+        for name in ("userId", "anonymousId"):
+            if type(body.get(name)) is float:  # JSON Schema accepts 1.0 as an integer
+                raise from_problems([Problem(f"/{name}", "must be a string or an integer")])
         workspace = self._workspaces.get(body["workspaceId"])
-        user_id = await self._verify(workspace, body)
+        subject = await self._verify(workspace, body)
         if (
-            user_id is None
+            subject is None
             and self._catch_up is not None
             and _named(workspace, body)[1] is not None
         ):
             await self._catch_up()
-            user_id = await self._verify(workspace, body)
-        if workspace is None or user_id is None:
+            subject = await self._verify(workspace, body)
+        if workspace is None or subject is None:
             raise invalid_link()
-        expires = body.get("expires")
+        expires, signed = body.get("expires"), _signed(subject, body)
         return Person(
             workspace=workspace,
-            user_id=user_id,
-            secret=_secret_of(workspace, user_id, body),
-            expired=expires is not None and expires * 1000 <= self._clock(),
+            subject=subject,
+            secret=_secret_of(workspace, signed, body),
+            # A link of an earlier version that fits a visitor only unsubscribes, too.
+            expired=signed != subject or (expires is not None and expires * 1000 <= self._clock()),
             identifier=body["identifier"],
             identifier_key=body["identifierKey"],
         )
 
-    async def _verify(self, workspace: Workspace | None, body: Mapping[str, Any]) -> str | None:
-        """Return the user that the hash belongs to, if there is one.
+    async def _verify(self, workspace: Workspace | None, body: Mapping[str, Any]) -> Subject | None:
+        """Return the user or visitor that the hash belongs to, if there is one.
 
         At least one HMAC is computed in any case, to reveal less by timing.
         """
         given = body["hash"].encode()
         secrets = () if workspace is None else workspace.subscription_secrets
-        user_id, value = _named(workspace, body)
-        right = _hashes(user_id or "", body, secrets or ("-",))
+        subject, value = _named(workspace, body)
+        right = _hashes(subject or Subject(Kind.USER, ""), body, secrets or ("-",))
         equal = [hmac.compare_digest(one, given) for one in right]
         if workspace is None or value is None:
-            return user_id if any(equal) else None
-        form = (workspace.id, body["identifierKey"], body["identifier"], body.get("expires"))
+            return subject if any(equal) else None
+        form = (
+            *(workspace.id, body["identifierKey"], body["identifier"], body.get("expires")),
+            bool(body.get("v")),
+        )
         last = self._searches.get(form)
         if last is None or last.begun:
             self._searches[form] = last = _Search(after=last)
@@ -175,7 +191,7 @@ class Links:
 
     async def _run(
         self, search: _Search, form: _Form, value: str, body: Mapping[str, Any]
-    ) -> dict[bytes, str]:
+    ) -> dict[bytes, Subject]:
         """Compare the hashes that requests sent with all users who have an identifier.
 
         Anyone who has a write key can give any number of users the address of another person. So a
@@ -183,7 +199,7 @@ class Links:
         stop others: those for one identifier share a search, in which each user's hash is computed
         once, and the searches take turns, a page each.
 
-        :return: those of ``search.wanted`` that are right, with their users.
+        :return: those of ``search.wanted`` that are right, with whom they name.
         """
         workspace = self._workspaces[form[0]]
         try:
@@ -191,16 +207,18 @@ class Links:
                 await asyncio.wait([search.after.task])
                 search.after = None
             search.begun = True
-            found: dict[bytes, str] = {}
+            found: dict[bytes, Subject] = {}
             cursor = None
             async with asyncio.timeout(SEARCH_SECONDS):
                 while not found.keys() >= search.wanted:
-                    async with self._turns[form[2:] != (value, None)]:
+                    async with self._turns[form[2:4] != (value, None)]:
                         page = await self._holders(form, value, cursor)
                         # All of a page, so that the time does not tell which user it is.
-                        for user in page.items:
-                            right = _hashes(user, body, workspace.subscription_secrets)
-                            found.update((one, user) for one in right if one in search.wanted)
+                        for subject in page.items:
+                            signed = _signed(subject, body)
+                            for one in _hashes(signed, body, workspace.subscription_secrets):
+                                if one in search.wanted:
+                                    found.setdefault(one, subject)
                         await asyncio.sleep(0)
                     cursor = page.cursor
                     if cursor is None:
@@ -219,18 +237,19 @@ class Links:
         if self._searches.get(form) is search:
             del self._searches[form]
 
-    async def _holders(self, form: _Form, value: str, after: str | None) -> Page[str]:
+    async def _holders(self, form: _Form, value: str, after: str | None) -> Page[Subject]:
         """Return a page of the users and visitors who have a value, and after the last one a page
         of the users who have it by a visitor."""
         if not isinstance(self._store, ProfileStore):
             return Page((), None)
-        workspace, trait = form[:2]
+        workspace, trait, *_, names_visitor = form
         async with within(self._timeout):
             if after == "":
                 users = await self._store.find_users(workspace, trait, [value])
-                return Page(users.get(value, ()), None)
+                return Page([Subject(Kind.USER, one) for one in users.get(value, ())], None)
             page = await self._store.holders(workspace, trait, value, after=after, limit=STEP)
-            return Page(page.items, page.cursor or "")
+        items = [one for one in page.items if one.kind is Kind.VISITOR or not names_visitor]
+        return Page(items, page.cursor or (None if names_visitor else ""))
 
 
 class _Search:
@@ -239,7 +258,7 @@ class _Search:
     :param after: an earlier search for the same identifier, which must end first.
     """
 
-    task: asyncio.Task[dict[bytes, str]]
+    task: asyncio.Task[dict[bytes, Subject]]
 
     def __init__(self, after: _Search | None) -> None:
         self.after = after
@@ -251,27 +270,37 @@ class _Search:
         self.begun = False
 
 
-def _named(workspace: Workspace | None, body: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """Return the user id that a request contains, or else the value by which the user is looked up;
+def _named(
+    workspace: Workspace | None, body: Mapping[str, Any]
+) -> tuple[Subject | None, str | None]:
+    """Return the user or visitor that a request names, or else the value by which it is looked up;
     neither if the credentials are wrong anyway."""
     key = body["identifierKey"]
     if workspace is None or not workspace.subscription_secrets:
         return None, None
-    if key != "id" and key not in workspace.subscription_identifiers:
+    if key not in BY_ID and key not in workspace.subscription_identifiers:
         return None, None  # not indexed: a request must not cause a scan
-    if body.get("userId") not in (None, ""):
-        return str(body["userId"]), None
-    if key == "id":
-        return body["identifier"], None
+    for name, kind in (("userId", Kind.USER), ("anonymousId", Kind.VISITOR)):
+        if body.get(name) not in (None, ""):
+            return (Subject(kind, str(body[name])) if BY_ID.get(key, kind) is kind else None), None
+    if key in BY_ID:
+        return Subject(BY_ID[key], body["identifier"]), None
     return None, identifier_value(key, body["identifier"])
 
 
-def _hashes(user_id: str, body: Mapping[str, Any], secrets: Iterable[str]) -> list[bytes]:
-    """Return the hashes that are right if the request means a user, one for each secret."""
+def _signed(subject: Subject, body: Mapping[str, Any]) -> Subject:
+    """Return whom the hash of a request has if it means a user or visitor: a link by an address
+    that does not say that it names a visitor has a user."""
+    names_visitor = body.get("v") or body.get("anonymousId") or body["identifierKey"] in BY_ID
+    return subject if names_visitor else Subject(Kind.USER, subject.id)
+
+
+def _hashes(subject: Subject, body: Mapping[str, Any], secrets: Iterable[str]) -> list[bytes]:
+    """Return the hashes that are right for a user or visitor, one for each secret."""
     return [
         subscription_hash(
             secret,
-            user_id=user_id,
+            subject=subject,
             workspace_id=body["workspaceId"],
             identifier=body["identifier"],
             identifier_key=body["identifierKey"],
@@ -281,9 +310,9 @@ def _hashes(user_id: str, body: Mapping[str, Any], secrets: Iterable[str]) -> li
     ]
 
 
-def _secret_of(workspace: Workspace, user_id: str, body: Mapping[str, Any]) -> str:
+def _secret_of(workspace: Workspace, subject: Subject, body: Mapping[str, Any]) -> str:
     """Return which secret verified a hash, as :attr:`engage.api.SubscriptionChange.secret`."""
     secrets = workspace.subscription_secrets
-    right = zip(_hashes(user_id, body, secrets), secrets, strict=True)
+    right = zip(_hashes(subject, body, secrets), secrets, strict=True)
     secret = next(one for known, one in right if known == body["hash"].encode())
     return fingerprint(secret)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads and changes a user's subscription choices, authorised by a signed link."""
+"""Reads and changes the subscription choices of users and visitors, authorised by a signed link.
+
+A choice belongs to the user or visitor in the signature, and crosses to no other one.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,10 @@ from engage.api import (
     ADDRESS_TRAITS,
     DAY_MS,
     EventStore,
+    Kind,
     PayloadInvalid,
     ProfileStore,
+    Subject,
     SubscriptionChange,
     SubscriptionStore,
     Suppression,
@@ -88,7 +93,7 @@ API: Final = Source(how="api")
 def body_of_form(data: bytes) -> dict[str, Any]:
     """Return the JSON body that means the same as ``application/x-www-form-urlencoded``.
 
-    ``changes[<group>]`` is ``true``, ``1``, ``false`` or ``0``; all other fields are texts.
+    ``changes[<group>]`` and ``v`` are ``true``, ``1``, ``false`` or ``0``; other fields are texts.
 
     :raises ApiError: 400 ``invalid_payload``; its pointers name fields of the form.
     """
@@ -107,6 +112,8 @@ def body_of_form(data: bytes) -> dict[str, Any]:
             if text not in CHOICES:
                 raise _wrong(name, f'must be true, false, 1 or 0, not "{quote(text)}"')
             body.setdefault("changes", {})[change[1]] = CHOICES[text]
+        elif name == "v":
+            body[name] = CHOICES.get(text, text)
         elif name.startswith("changes"):
             raise _wrong(name, "must be changes[<group>], with the id of one group")
         elif not name:
@@ -189,28 +196,36 @@ class Subscriptions:
         :raises StorageUnavailable: if the change may not be durable.
         """
         store, now = self._store, self._clock()
-        workspace, user_id = person.workspace, person.user_id
+        workspace, subject = person.workspace, person.subject
         if not isinstance(store, SubscriptionStore):
             raise invalid_link()
         async with within(self._timeout):
             if any(changes.values()):
-                await self._check_rate(store, workspace.id, user_id, changes, now)
+                await self._check_rate(store, workspace.id, subject, changes, now)
             if changes:
-                choices = await store.apply(
-                    SubscriptionChange(
-                        id=_change_id(message_id, user_id, changes, now),
-                        workspace_id=workspace.id,
-                        user_id=user_id,
-                        choices=dict(changes),
-                        at=now,
-                        how=source.how,
-                        secret=person.secret,
-                        user_agent=source.user_agent[:_USER_AGENT],
-                        address=source.address if workspace.keep_addresses else "",
-                    )
+                # A link from before may be a visitor's: see :mod:`engage.keys.links`.
+                stopped = {group: False for group, on in changes.items() if not on}
+                visitor = Subject(Kind.VISITOR, subject.id)
+                parts = {visitor: stopped, subject: changes}
+                choices, *_ = await store.apply_all(
+                    [
+                        SubscriptionChange(
+                            id=_change_id(message_id, whose, some, now),
+                            workspace_id=workspace.id,
+                            subject=whose,
+                            choices=dict(some),
+                            at=now,
+                            how=source.how,
+                            secret=person.secret,
+                            user_agent=source.user_agent[:_USER_AGENT],
+                            address=source.address if workspace.keep_addresses else "",
+                        )
+                        for whose, some in reversed(parts.items())
+                        if some
+                    ]
                 )
             else:
-                choices = await store.state(workspace.id, user_id)
+                choices = await store.state(workspace.id, subject)
         return {
             group.id: choices.get(group.id, group.type == "opt_out")
             for group in workspace.subscription_groups
@@ -230,12 +245,12 @@ class Subscriptions:
         named: dict[str, object] = {person.identifier_key: person.identifier}
         async with within(self._timeout):
             if person.identifier_key == "id" and isinstance(store, ProfileStore):
-                profile = await store.profile(workspace.id, person.user_id)
+                profile = await store.profile(workspace.id, person.subject.id)
                 for trait in {*ADDRESS_TRAITS.values()} & {*workspace.subscription_identifiers}:
                     value = None if profile is None else profile.traits.get(trait)
                     if (form := identifier_value(trait, value)) is not None:
                         holders = await store.find_users(workspace.id, trait, [form])
-                        if person.user_id in holders.get(form, ())[:1]:
+                        if person.subject.id in holders.get(form, ())[:1]:
                             named[trait] = value
             addresses = [
                 (channel, address)
@@ -248,15 +263,15 @@ class Subscriptions:
         self,
         store: SubscriptionStore,
         workspace_id: str,
-        user_id: str,
+        subject: Subject,
         changes: Mapping[str, bool],
         now: int,
     ) -> None:
         """:raises ApiError: see :meth:`apply`."""
-        state = await store.state(workspace_id, user_id)
+        state = await store.state(workspace_id, subject)
         if not any(wanted and state.get(group) is False for group, wanted in changes.items()):
             return
-        read = functools.partial(store.history, workspace_id, user_id, since=now - DAY_MS)
+        read = functools.partial(store.history, workspace_id, subject, since=now - DAY_MS)
         records = [one async for one in all_pages(read, attempts=1)]
         found = {one.change_id: one.at for one in records if one.after and one.before is False}
         if len(found) >= self._resubscriptions:
@@ -271,7 +286,8 @@ class Subscriptions:
     async def changes_of(
         self, workspace: Workspace, row: Mapping[str, Any]
     ) -> AsyncGenerator[SubscriptionChange, None]:
-        """Yield the changes that a row of an import means: one for each id that the row names.
+        """Yield the changes that a row of an import means: one for each user and visitor that the
+        row names.
 
         :param row: valid by the schema ``choice``.
         :raises ApiError: 400, if the row is wrong.
@@ -286,26 +302,30 @@ class Subscriptions:
         changes, how = {group: bool(row["subscribed"])}, row.get("how", "import")
         # The content is the message id: the same row again is the same change.
         content = orjson.dumps(["import", row.get("updatedAt"), how]).decode()
-        async for user_id in self._ids(workspace, row):
+        async for subject in self._subjects(workspace, row):
             yield SubscriptionChange(
-                id=_change_id(content, user_id, changes, now),
+                id=_change_id(content, subject, changes, now),
                 workspace_id=workspace.id,
-                user_id=user_id,
+                subject=subject,
                 choices=changes,
                 at=now if at is None else at,
                 how=how,
                 dated=at is not None,
             )
 
-    async def _ids(self, workspace: Workspace, row: Mapping[str, Any]) -> AsyncGenerator[str, None]:
-        """Yield the ids that a row of an import names, or else those that have its identifier."""
-        ids = {name: row[name] for name in ("userId", "anonymousId") if name in row}
-        for name, value in ids.items():
-            if type(value) is float:  # JSON Schema accepts 1.0 as an integer
+    async def _subjects(
+        self, workspace: Workspace, row: Mapping[str, Any]
+    ) -> AsyncGenerator[Subject, None]:
+        """Yield the user and visitor that a row of an import names, or else those that have its
+        identifier."""
+        kinds = {"userId": Kind.USER, "anonymousId": Kind.VISITOR}
+        named = [name for name in kinds if name in row]
+        for name in named:
+            if type(row[name]) is float:  # JSON Schema accepts 1.0 as an integer
                 raise from_problems([Problem(pointer(name), "must be a string or an integer")])
-        for value in ids.values():
-            yield str(value)
-        if ids:
+        for name in named:
+            yield Subject(kinds[name], str(row[name]))
+        if named:
             return
         key, value = row["identifierKey"], identifier_value(row["identifierKey"], row["identifier"])
         if key not in workspace.subscription_identifiers:
@@ -340,7 +360,9 @@ def _check_groups(workspace: Workspace, places: Mapping[str, str]) -> None:
         raise from_problems(unknown, "unknown_subscription_group")
 
 
-def _change_id(message_id: str | None, user_id: str, changes: Mapping[str, bool], now: int) -> str:
+def _change_id(
+    message_id: str | None, subject: Subject, changes: Mapping[str, bool], now: int
+) -> str:
     """Return the id that makes a change idempotent.
 
     It depends on the whole change and not only on the message id, because that is not signed: a
@@ -348,5 +370,7 @@ def _change_id(message_id: str | None, user_id: str, changes: Mapping[str, bool]
     """
     if not message_id:
         return uuid7(now)
-    name = orjson.dumps([message_id, user_id, changes], option=orjson.OPT_SORT_KEYS)
+    # Earlier versions made the ids of users' changes like this.
+    kind = [subject.kind] if subject.kind is Kind.VISITOR else []
+    name = orjson.dumps([message_id, subject.id, changes, *kind], option=orjson.OPT_SORT_KEYS)
     return str(uuid.uuid5(_CHANGE_NAMESPACE, name.decode()))

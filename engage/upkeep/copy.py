@@ -27,6 +27,7 @@ from engage.api import (
     ProfileStore,
     RecordStore,
     Status,
+    Subject,
     SubscriptionChange,
     SubscriptionRecord,
     SubscriptionStore,
@@ -144,8 +145,8 @@ async def _changes(source: SubscriptionStore) -> AsyncGenerator[SubscriptionChan
         yield _change(together)
 
 
-def _change_key(record: SubscriptionRecord) -> tuple[str, str, str, int]:
-    return (record.workspace_id, record.user_id, record.change_id, record.at)
+def _change_key(record: SubscriptionRecord) -> tuple[str, Subject, str, int]:
+    return (record.workspace_id, record.subject, record.change_id, record.at)
 
 
 def _change(records: Sequence[SubscriptionRecord]) -> SubscriptionChange:
@@ -153,7 +154,7 @@ def _change(records: Sequence[SubscriptionRecord]) -> SubscriptionChange:
     return SubscriptionChange(
         id=first.change_id,
         workspace_id=first.workspace_id,
-        user_id=first.user_id,
+        subject=first.subject,
         choices={record.group_id: record.after for record in records},
         at=first.at,
         how=first.how,
@@ -167,8 +168,8 @@ async def _apply(
     source: SubscriptionStore, target: SubscriptionStore, change: SubscriptionChange, counts: Counts
 ) -> None:
     later: list[SubscriptionRecord] = []
-    person = (change.workspace_id, change.user_id)
-    async for record in all_pages(functools.partial(target.history, *person)):
+    whose = (change.workspace_id, change.subject)
+    async for record in all_pages(functools.partial(target.history, *whose)):
         if record.change_id == change.id:
             counts.duplicate += 1
             return
@@ -178,7 +179,7 @@ async def _apply(
     if later:
         # Of several processes, a record may be written after one with a later time: what the
         # source has as well is in the order of the source.
-        history = functools.partial(source.history, *person)
+        history = functools.partial(source.history, *whose)
         own = {record.change_id async for record in all_pages(history)}
         newer = {record.group_id for record in later if record.change_id not in own}
     # The user may have made a newer choice at the target; an older one must not override it.
@@ -195,10 +196,9 @@ async def _copy_unexplained_choices(
     source: SubscriptionStore, target: SubscriptionStore, counts: Counts
 ) -> None:
     """Copy the current choices of the source that its history does not explain: such as those that
-    were repeated, which makes them later than those of the same person under another id."""
+    were repeated, which makes them later."""
     async for state in all_pages(functools.partial(source.scan_subscriptions, None)):
-        assert state.user_id is not None
-        history = functools.partial(target.history, state.workspace_id, state.user_id)
+        history = functools.partial(target.history, state.workspace_id, state.subject)
         explained = -1
         async for one in all_pages(history):
             if one.group_id == state.group_id:
@@ -206,13 +206,13 @@ async def _copy_unexplained_choices(
                 explained = max(one.at, explained + 1)
         if explained >= state.updated_at:
             continue
-        parts = (state.workspace_id, state.user_id, state.group_id, str(state.updated_at))
+        parts = (state.workspace_id, *state.subject, state.group_id, str(state.updated_at))
         digest = hashlib.blake2b(canonical(parts), digest_size=16).hexdigest()
         await target.apply(
             SubscriptionChange(
                 id=f"copy-{digest}",
                 workspace_id=state.workspace_id,
-                user_id=state.user_id,
+                subject=state.subject,
                 choices={state.group_id: state.subscribed},
                 at=state.updated_at,
                 how="copy",

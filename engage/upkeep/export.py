@@ -24,9 +24,11 @@ from engage.api import (
     Event,
     EventFilter,
     EventStore,
+    Kind,
     Page,
     ProfileStore,
     StorageUnavailable,
+    Subject,
     SubscriptionStore,
     SuppressionStore,
     render_time,
@@ -36,8 +38,8 @@ from engage.errors import quote
 __all__ = [
     "KINDS",
     "PAGE",
-    "Kind",
     "Record",
+    "RecordKind",
     "Selection",
     "all_pages",
     "as_line",
@@ -45,7 +47,7 @@ __all__ = [
     "render",
 ]
 
-Kind = Literal[
+RecordKind = Literal[
     "events",
     "users",
     "visitors",
@@ -73,19 +75,23 @@ _USER: Final = "workspaceId userId traits createdAt updatedAt anonymousIds group
 _VISITOR: Final = "workspaceId anonymousId userId traits createdAt updatedAt groups"
 _GROUP: Final = "workspaceId groupId traits"
 _CHOICE: Final = "workspaceId userId anonymousId groupId subscribed updatedAt"
-_CHANGE: Final = "workspaceId userId groupId changeId at how before after secret userAgent address"
+_CHANGE: Final = (
+    "workspaceId userId anonymousId groupId changeId at how before after secret userAgent address"
+)
 _SUPPRESSION: Final = "workspaceId channel address groupId reason at lifted how sourceId"
 _LETTER: Final = (
     "workspaceId id receivedAt origin writeKeyId userId anonymousId messageId reason message errors"
     " item truncated headers"
 )
 #: How the records of a kind are read and rendered.
-KINDS: Final[Mapping[Kind, _Kind]] = {
+KINDS: Final[Mapping[RecordKind, _Kind]] = {
     "events": _Kind(EventStore, "events", "scan", "workspace since type user", ""),
     "users": _Kind(ProfileStore, "profiles", "scan_users", _MOST, _USER),
     "visitors": _Kind(ProfileStore, "profiles", "scan_visitors", _MOST, _VISITOR),
     "groups": _Kind(ProfileStore, "profiles", "scan_groups", "workspace", _GROUP),
-    "subscriptions": _Kind(SubscriptionStore, "subscriptions", "scan_choices", _MOST, _CHOICE),
+    "subscriptions": _Kind(
+        SubscriptionStore, "subscriptions", "scan_subscriptions", _MOST, _CHOICE
+    ),
     "subscription-history": _Kind(SubscriptionStore, "subscriptions", "history", _MOST, _CHANGE),
     "suppressions": _Kind(
         SuppressionStore, "suppressions", "scan_suppressions", "workspace since", _SUPPRESSION
@@ -183,7 +189,7 @@ async def all_pages(
 
 async def export(
     store: EventStore,
-    kind: Kind,
+    kind: RecordKind,
     selection: Selection,
     left_out: Callable[[str], None] | None = None,
 ) -> AsyncGenerator[Record, None]:
@@ -209,18 +215,20 @@ async def export(
             yield record
 
 
-def render(kind: Kind, item: Any) -> Record:
+def render(kind: RecordKind, item: Any) -> Record:
     """Return the line of a record; any exception means that it cannot be written as JSON."""
     return _record(item, _members(kind))
 
 
 @functools.cache
-def _members(kind: Kind) -> dict[str, str]:
+def _members(kind: RecordKind) -> dict[str, str]:
     names = KINDS[kind].members.split()
     return {name: _CAPITAL.sub(r"_\g<0>", name).lower() for name in names}
 
 
-async def _items(store: EventStore, kind: Kind, wanted: Selection) -> AsyncGenerator[Any, None]:
+async def _items(
+    store: EventStore, kind: RecordKind, wanted: Selection
+) -> AsyncGenerator[Any, None]:
     if not isinstance(store, KINDS[kind].store):
         raise EngageError(f"the configured storage does not store {KINDS[kind].noun}")
     if isinstance(store, ProfileStore) and kind == "users" and wanted.workspace and wanted.user:
@@ -235,7 +243,8 @@ async def _items(store: EventStore, kind: Kind, wanted: Selection) -> AsyncGener
         )
     scan = functools.partial(getattr(store, KINDS[kind].scan), first)
     if kind == "subscription-history":
-        scan = functools.partial(scan, wanted.user, since=wanted.since or 0)
+        whose = None if wanted.user is None else Subject(Kind.USER, wanted.user)
+        scan = functools.partial(scan, whose, since=wanted.since or 0)
     async for item in all_pages(scan, wanted.after):
         if wanted.includes(item):
             yield item

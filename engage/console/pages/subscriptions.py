@@ -7,7 +7,7 @@ import collections
 from collections.abc import Sequence
 from typing import Final
 
-from engage.api import SubscriptionRecord, SubscriptionStore
+from engage.api import Kind, Subject, SubscriptionRecord, SubscriptionStore
 from engage.console.base import ConsoleHandler
 from engage.console.pages.users import CHOICES
 from engage.upkeep.export import PAGE
@@ -26,7 +26,7 @@ class SubscriptionsHandler(ConsoleHandler):
         store = self.console.store
         supported = isinstance(store, SubscriptionStore)
         user = self.exact("user")
-        people: dict[tuple[str, str | None, str | None], bool] = {}
+        people: dict[tuple[str, Subject], bool] = {}
         complete = False
         history: Sequence[SubscriptionRecord] | None = None
         if isinstance(store, SubscriptionStore):
@@ -34,22 +34,26 @@ class SubscriptionsHandler(ConsoleHandler):
             seen = 0
             while seen < COUNTED and not complete:
                 page = await self.read(
-                    store.scan_choices(self.workspace.id, after=after, limit=PAGE)
+                    store.scan_subscriptions(self.workspace.id, after=after, limit=PAGE)
                 )
                 if page is None:
                     break
-                for one in page.items:
-                    visitor = one.anonymous_id if one.user_id is None else None
-                    people[one.group_id, one.user_id, visitor] = one.subscribed
+                people.update({(one.group_id, one.subject): one.subscribed for one in page.items})
                 seen += len(page.items)
                 after = page.cursor
                 complete = after is None
             if user:
+                subject = Subject(Kind.USER, user)
                 found = await self.read(
-                    store.history(self.workspace.id, user, after=None, limit=CHOICES)
+                    store.history(self.workspace.id, subject, after=None, limit=CHOICES)
                 )
                 history = None if found is None else found.items[::-1]
-        counted = collections.Counter((key[0], wanted) for key, wanted in people.items())
+        counted = collections.Counter(
+            (group, wanted)
+            for (group, (kind, name)), wanted in people.items()
+            # A link of a user unsubscribes the visitor with the same id, too.
+            if kind is Kind.USER or people.get((group, Subject(Kind.USER, name))) is not wanted
+        )
         self.page(
             "subscriptions.html",
             title="Subscriptions",

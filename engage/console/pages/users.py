@@ -14,8 +14,10 @@ from tornado.web import HTTPError
 from engage.api import (
     EngageError,
     EventFilter,
+    Kind,
     ProfileStore,
     StorageUnavailable,
+    Subject,
     SubscriptionRecord,
     SubscriptionStore,
     UserProfile,
@@ -166,8 +168,9 @@ class UserHandler(ConsoleHandler):
         choices: dict[str, bool] = {}
         history: list[SubscriptionRecord] = []
         if isinstance(store, SubscriptionStore):
-            choices = dict(await self.read(store.state(workspace.id, name)) or {})
-            page = await self.read(store.history(workspace.id, name, after=None, limit=CHOICES))
+            subject = Subject(Kind.VISITOR if is_visitor else Kind.USER, name)
+            choices = dict(await self.read(store.state(workspace.id, subject)) or {})
+            page = await self.read(store.history(workspace.id, subject, after=None, limit=CHOICES))
             history = [] if page is None else list(page.items[::-1])
         wanted = EventFilter(workspace_id=workspace.id, user_id=name)
         if is_visitor:

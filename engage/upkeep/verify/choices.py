@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Iterator
 
-from engage.api import Kind, SubscriptionRecord, SubscriptionState, SubscriptionStore
+from engage.api import Kind, Subject, SubscriptionRecord, SubscriptionState, SubscriptionStore
 from engage.upkeep.export import all_pages
 from engage.upkeep.tombstones import PSEUDONYM
 from engage.upkeep.verify.notes import Notes
@@ -14,15 +14,16 @@ from engage.upkeep.verify.report import TRIES, Doubt, Report
 
 __all__ = ["Choice", "Choices", "confirm_choices", "keep_choices", "keep_history"]
 
-#: Workspace, id and group.
-Choice = tuple[str, str, str]
+#: Workspace, kind of the subject, id and group.
+Choice = tuple[str, str, str, str]
 
 
 async def keep_choices(store: SubscriptionStore, notes: Notes) -> None:
     """Keep all choices."""
     async for one in all_pages(functools.partial(store.scan_subscriptions, None)):
-        record = ("choice", one.group_id, one.subscribed, one.updated_at)
-        notes.add(one.workspace_id, str(one.user_id), record)
+        kind, name = one.subject
+        record = ("choice", kind.value, one.group_id, one.subscribed, one.updated_at)
+        notes.add(one.workspace_id, name, record)
 
 
 async def keep_history(store: SubscriptionStore, notes: Notes, erased: Collection[str]) -> None:
@@ -31,13 +32,14 @@ async def keep_history(store: SubscriptionStore, notes: Notes, erased: Collectio
     :param erased: the workspaces from which people were erased: the records of these stay.
     """
     async for one in all_pages(functools.partial(store.history, None, None)):
-        if not (one.user_id.startswith(PSEUDONYM) and one.workspace_id in erased):
-            record = ("record", one.group_id, one.after, one.at)
-            notes.add(one.workspace_id, one.user_id, record)
+        kind, name = one.subject
+        if not (name.startswith(PSEUDONYM) and one.workspace_id in erased):
+            record = ("record", kind.value, one.group_id, one.after, one.at)
+            notes.add(one.workspace_id, name, record)
 
 
 def _key(one: SubscriptionState | SubscriptionRecord) -> Choice:
-    return (one.workspace_id, str(one.user_id), one.group_id)
+    return (one.workspace_id, one.subject.kind.value, one.subject.id, one.group_id)
 
 
 class Choices:
@@ -53,8 +55,8 @@ class Choices:
         (self.kept if what == "choice" else self.records)[key] = (subscribed, at)
 
     def chosen(self, index: int) -> bool:
-        """Return whether there is a choice or, with the index 1, a choice or a record."""
-        return bool(self.kept or (index and self.records))
+        """Return whether a user has a choice or, with the index 1, a choice or a record."""
+        return any(key[1] == Kind.USER for key in (*self.kept, *(self.records if index else ())))
 
     def wrong(self) -> Iterator[Choice]:
         """Yield the choices that differ from the last record, or have none, or are missing."""
@@ -83,9 +85,9 @@ async def confirm_choices(
         now.records = await _last(store, keys)
         steady = {key for key in keys if before.get(key) == now.records.get(key)}
         keys = keys.intersection(now.wrong())
-        for workspace, name, group in sorted(keys & steady):
-            message = f"{workspace}: {group!r} of {name!r} is not as its last record says"
-            report.judge("choices", message, doubt(workspace, Kind.USER, name))
+        for workspace, kind, name, group in sorted(keys & steady):
+            message = f"{workspace}: {group!r} of {kind} {name!r} is not as its last record says"
+            report.judge("choices", message, doubt(workspace, Kind(kind), name))
         keys -= steady
     report.unprovable["choices", "changed all the time"] += len(keys)
 
@@ -93,7 +95,8 @@ async def confirm_choices(
 async def _last(store: SubscriptionStore, keys: set[Choice]) -> dict[Choice, tuple[bool, int]]:
     """Return the last record of each choice."""
     found: dict[Choice, tuple[bool, int]] = {}
-    for workspace, name in {key[:2] for key in keys}:
-        async for one in all_pages(functools.partial(store.history, workspace, name)):
+    for workspace, kind, name in {key[:3] for key in keys}:
+        subject = Subject(Kind(kind), name)
+        async for one in all_pages(functools.partial(store.history, workspace, subject)):
             found[_key(one)] = (one.after, one.at)
     return found

@@ -197,7 +197,8 @@ class _Id:
                 case "stored":
                     self._link(fields[0]).stored = (fields[1], fields[2])
                 case _:
-                    self.choices.add(what, (workspace, name, fields[0]), *fields[1:])
+                    kind, group, *rest = fields
+                    self.choices.add(what, (workspace, kind, name, group), *rest)
         for link in self.links.values():
             link.folds = (link.folds[0], dataclasses.replace(link.folds[0]))
         for what, *fields in late:
@@ -231,26 +232,13 @@ class _Id:
     # ------------------------------------------------------------------------------------ a user
     def exists(self, index: int) -> bool:
         """Return whether a user has the id."""
-        if self.folds(Kind.USER)[index].exists:
-            return True
-        # A choice makes a user if there is no visitor, also one that expired events made.
-        is_visitor = self.folds(Kind.VISITOR)[index].exists or (
-            self._rules.expires and Kind.VISITOR in self.profiles
-        )
-        return self.choices.chosen(index) and not is_visitor
-
-    def is_user(self, index: int, *, made: bool = False) -> bool:
-        """Return the same of an id that is linked, or in ``made`` whether an event made the user:
-        events that expired may have made it, too."""
-        expired = index == 1 and self._rules.expires and Kind.USER in self.profiles
-        by_events = self.folds(Kind.USER)[index].exists
-        return expired or (by_events if made else self.exists(index))
+        return self.folds(Kind.USER)[index].exists or self.choices.chosen(index)
 
     # --------------------------------------------------------------------------------- a visitor
     def visitor(self, index: int) -> Fold | None:
         """Return the visitor that may belong to a user."""
         fold = self.folds(Kind.VISITOR)[index]
-        return None if self.is_user(index, made=True) or not fold.exists else fold
+        return fold if fold.exists else None
 
     @functools.cached_property
     def counting(self) -> tuple[Mapping[str, Version], Mapping[str, Version]]:
@@ -275,10 +263,9 @@ class _Id:
     def reason(self) -> str | None:
         """Why the visitor, and the user to whom it belongs, may differ from the events."""
         # An operator may have undone a link for a moment. An event may have changed the visitor
-        # before the next one gave it to a user; a choice makes a user while there is no visitor.
+        # before the next one gave it to a user.
         low, high = self.folds(Kind.VISITOR)
-        owners = [(self.firsts[index], self.is_user(index)) for index in (0, 1)]
-        late = low is not high and (owners[0] != owners[1] or self.choices.chosen(1))
+        late = low is not high and self.firsts[0] != self.firsts[1]
         folds = (link.folds for link in self.links.values())
         if late or any(low.decided != high.decided for low, high in folds):
             return _CHANGED
@@ -393,17 +380,14 @@ class _Comparison:
         for link in links:
             mine, visitors = name in link.firsts, link.folds(Kind.VISITOR)
             before, after = (
-                (link.counting[index].get(name), link.is_user(index), link.firsts[index] == name)
-                for index in (0, 1)
+                (link.counting[index].get(name), link.firsts[index] == name) for index in (0, 1)
             )
             late |= before != after or (mine and visitors[0] is not visitors[1])
             if mine or link.reason in (_CHANGED, ERASING):
                 reason = reason or link.reason
         views = (self._merged(one, links, 0) if exists[0] else None,) * 2
-        # It may have existed by a choice until a visitor with the id was made.
-        briefly = chosen and not any(exists) and not one.folds(Kind.VISITOR)[0].exists
-        if late or briefly:
-            views = views[0], self._merged(one, links, 1) if exists[1] or briefly else None
+        if late:
+            views = views[0], self._merged(one, links, 1) if exists[1] else None
         actual = one.view(Kind.USER)
         if actual is not None and self._rules.expires and not self._rules.with_links:
             known = {link.name for link in links}
@@ -415,7 +399,7 @@ class _Comparison:
         names, visitors = [], []
         for link in links:
             first, visitor = link.counting[index].get(one.name), link.visitor(index)
-            if first is not None and not link.is_user(index):
+            if first is not None:
                 names.append(link.name)
                 if link.firsts[index] == one.name and visitor is not None:
                     visitors.append((first, visitor))
@@ -428,7 +412,8 @@ class _Comparison:
     def _links(self, one: _Id, links: Sequence[_Id], reason: str | None) -> None:
         """Compare the links of a user, and the users of the visitors that belong to it."""
         rules, user = self._rules, one.name
-        exists = one.exists(0), one.is_user(1)
+        # Events that expired may have made it.
+        exists = one.exists(0), one.exists(1) or (rules.expires and Kind.USER in one.profiles)
         reason = reason or rules.doubt(one.workspace, Kind.USER, user)
         for link in links:
             if rules.with_links:
@@ -439,8 +424,7 @@ class _Comparison:
                     self._report.judge("links", message, reason or excuse)
             view, owner = link.profiles.get(Kind.VISITOR, (None, None))
             if view is not None and link.firsts == (user, user):
-                made = [link.is_user(index, made=True) for index in (0, 1)]
-                owners = [user if exists[index] and not made[index] else None for index in (0, 1)]
+                owners = [user if there else None for there in exists]
                 if owner not in owners:
                     message = f"{one.workspace}: {link.name!r} belongs to {owner!r}"
                     message += f", and not to {owners[1]!r}"
