@@ -16,6 +16,7 @@ from urllib.parse import urlencode
 
 import pytest
 
+from engage.api import Kind, Subject
 from engage.keys.links import subscription_hash
 from support import console_data
 from support.browser import Browser
@@ -169,7 +170,7 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         server.post("/v1/track", b"{" + b"x" * 900)
         signed = subscription_hash(
             server.secret,
-            user_id=PEOPLE[0],
+            subject=Subject(Kind.USER, PEOPLE[0]),
             workspace_id="acme",
             identifier="+490",
             identifier_key="phone",

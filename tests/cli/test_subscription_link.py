@@ -9,6 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from engage.api import Kind, Subject
 from engage.keys.links import subscription_hash
 from support.commands import run
 
@@ -59,7 +60,11 @@ def test_a_link_is_signed_with_the_first_secret(config: Path) -> None:
     url = link(config, "--user", "ü 1&")
     assert url.startswith("https://events.example.com/api/")
     signed = subscription_hash(
-        "new", user_id="ü 1&", workspace_id="acme", identifier="ü 1&", identifier_key="id"
+        "new",
+        subject=Subject(Kind.USER, "ü 1&"),
+        workspace_id="acme",
+        identifier="ü 1&",
+        identifier_key="id",
     )
     assert members(url) == {"w": "acme", "i": "ü 1&", "ik": "id", "h": signed}
 
@@ -73,7 +78,7 @@ def test_a_link_of_a_message_names_its_group_and_language_and_expires(config: Pa
     assert (found["s"], found["sub"], found["lang"]) == ("news", "0", "de")
     assert found["h"] == subscription_hash(
         "new",
-        user_id="u-1",
+        subject=Subject(Kind.USER, "u-1"),
         workspace_id="acme",
         identifier="u-1",
         identifier_key="id",

@@ -14,7 +14,14 @@ from unittest import mock
 import pytest
 from click.testing import Result
 
-from engage.api import EventFilter, StorageUnavailable, SubscriptionChange, SubscriptionStore
+from engage.api import (
+    EventFilter,
+    Kind,
+    StorageUnavailable,
+    Subject,
+    SubscriptionChange,
+    SubscriptionStore,
+)
 from engage.registry import Registry
 from engage.testing.factories import TIME, event, identify
 from engage.upkeep.export import PAGE
@@ -83,7 +90,7 @@ def change(config: Path, user_id: str, at: int, *, subscribed: bool) -> None:
     made = SubscriptionChange(
         id=f"{user_id} {at}",
         workspace_id="acme",
-        user_id=user_id,
+        subject=Subject(Kind.USER, user_id),
         choices={"news": subscribed},
         at=at,
         how="api",

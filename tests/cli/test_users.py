@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 from click.testing import Result
 
-from engage.api import Event, SubscriptionChange
+from engage.api import Event, Kind, Subject, SubscriptionChange
 from engage.registry import Registry
 from engage.testing.factories import TIME, event, identify
 from support.commands import run
@@ -168,7 +168,7 @@ def test_a_user_is_shown_with_all_that_is_known(stored: Path) -> None:
         event("away", workspace="other", user_id="ann", at=4),
     )
     fields: dict[str, Any] = {"id": "c", "choices": {"news": True}, "at": 5, "how": "api"}
-    change = SubscriptionChange(workspace_id="acme", user_id="ann", **fields)
+    change = SubscriptionChange(workspace_id="acme", subject=Subject(Kind.USER, "ann"), **fields)
     on_store(stored, lambda store: store.apply(change))
     result = shown(stored, "ann")
     assert (result.exit_code, result.stderr) == (0, "")

@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from engage.api import StorageUnavailable
+from engage.api import Kind, StorageUnavailable, Subject
 from engage.handlers.operations import FORM, OPERATIONS, allowed_at
 from engage.keys.links import subscription_hash
 from support.server_inprocess import Valve, serving
@@ -201,7 +201,7 @@ async def test_a_subscription_change_is_applied(tmp_path: Path) -> None:
             "identifierKey": "email",
             "hash": subscription_hash(
                 SECRET,
-                user_id="u",
+                subject=Subject(Kind.USER, "u"),
                 workspace_id="acme",
                 identifier="ann@example.com",
                 identifier_key="email",
@@ -274,7 +274,9 @@ async def test_the_history_says_from_where_a_change_came(
         headers = {"User-Agent": "Mozilla/5.0", "X-Forwarded-For": forwarded}
         await server.send(SUBSCRIPTIONS, change, method="PUT", key=None, headers=headers)
         store: Any = server.app.store
-        (record,) = (await store.history("acme", "u", after=None, limit=9)).items
+        (record,) = (
+            await store.history("acme", Subject(Kind.USER, "u"), after=None, limit=9)
+        ).items
     assert (record.how, record.user_agent, record.address) == ("api", "Mozilla/5.0", address)
     assert record.secret == hashlib.sha256(SECRET.encode()).hexdigest()[:8]
 

@@ -17,10 +17,12 @@ import pytest
 from engage.api import (
     DeadLetter,
     Event,
+    Kind,
     ProfileStore,
     StorageIncompatible,
     StorageMissing,
     StorageUnavailable,
+    Subject,
     is_restated,
 )
 from engage.app import App, build
@@ -108,7 +110,7 @@ def put(server: Serving, **changed: Any) -> Any:
         "hash",
         subscription_hash(
             SECRET,
-            user_id=values.pop("user", "ann"),
+            subject=Subject(Kind.USER, values.pop("user", "ann")),
             workspace_id="acme",
             identifier=values["identifier"],
             identifier_key=values["identifierKey"],

@@ -13,10 +13,12 @@ import pytest
 
 from engage.api import (
     DeadLetterStore,
+    Kind,
     OptOut,
     PayloadInvalid,
     Recipient,
     StorageUnavailable,
+    Subject,
     SubscriptionChange,
     SubscriptionStore,
     Suppression,
@@ -94,7 +96,7 @@ def changed(
     effects(WORKSPACE, provider, event, AT, found, {})
     left: set[str] = set()
     for change in found.changes:
-        assert (change.user_id, change.at, change.dated) == (user, AT, True)
+        assert (change.subject, change.at, change.dated) == ((Kind.USER, user), AT, True)
         assert change.how == f"webhook:{provider}"
         assert not any(change.choices.values())
         left |= change.choices.keys()
@@ -210,10 +212,10 @@ def answer(kind: str, sid: str, service: str = "MG1") -> WebhookRequest:
 
 async def choices(server: Serving, user: str) -> Mapping[str, bool]:
     assert isinstance(server.app.store, SubscriptionStore)
-    return await server.app.store.state("acme", user)
+    return await server.app.store.state("acme", Subject(Kind.USER, user))
 
 
-async def ledger(server: Serving) -> list[tuple[str, str, bool | None, bool, int, str]]:
+async def ledger(server: Serving) -> list[tuple[str | None, str, bool | None, bool, int, str]]:
     assert isinstance(server.app.store, SubscriptionStore)
     page = await server.app.store.history("acme", None, after=None, limit=100)
     return [(r.user_id, r.group_id, r.before, r.after, r.at, r.how) for r in page.items]
@@ -284,7 +286,12 @@ async def choose(server: Serving, at: int, **choices: bool) -> None:
     """Make a choice as a person does on the preferences page."""
     assert isinstance(server.app.store, SubscriptionStore)
     change = SubscriptionChange(
-        id=f"{at}{choices}", workspace_id="acme", user_id="u1", choices=choices, at=at, how="page"
+        id=f"{at}{choices}",
+        workspace_id="acme",
+        subject=Subject(Kind.USER, "u1"),
+        choices=choices,
+        at=at,
+        how="page",
     )
     await server.app.store.apply(change)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from engage.api import Kind, Subject
 from engage.config import Limits, ServerConfig
 from engage.testing.memory_store import MemoryStore
 from support.console import console_here, sign_in_here
@@ -47,7 +48,9 @@ async def test_a_choice_has_the_address_of_the_person(tmp_path: Path) -> None:
                 )
         assert answer.status_code == 200, answer.text
         store: Any = server.app.store
-        records = (await store.history("acme", "ann", after=None, limit=9)).items
+        records = (
+            await store.history("acme", Subject(Kind.USER, "ann"), after=None, limit=9)
+        ).items
     assert {record.address for record in records} == {CLIENT}
 
 

@@ -16,7 +16,7 @@ import orjson
 import pytest
 
 from engage import hookspecs, webhooks
-from engage.api import Event, LogRecord, record_of, render_time, unpack
+from engage.api import Event, Kind, LogRecord, Subject, record_of, render_time, unpack
 from engage.config import config_schema, load
 from engage.config.removed import without_removed
 from engage.errors import STATUS, ApiError, error_body, from_problems
@@ -180,7 +180,11 @@ def test_the_hash_of_the_page_is_that_of_the_server(user_id: str, identifier: st
     exec(compile(block, "events.md", "exec"), names)
     assert names["subscription_hash"]("s", user_id, "acme", identifier, "email") == (
         subscription_hash(
-            "s", user_id=user_id, workspace_id="acme", identifier=identifier, identifier_key="email"
+            "s",
+            subject=Subject(Kind.USER, user_id),
+            workspace_id="acme",
+            identifier=identifier,
+            identifier_key="email",
         )
     )
 

@@ -15,6 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from engage.api import Kind, Subject
 from engage.config import load
 from engage.handlers.preferences.looks import Looks
 from engage.keys.links import subscription_hash
@@ -160,7 +161,7 @@ def test_the_table_has_the_signatures_of_the_server() -> None:
     for user, expires, signature in ROWS:
         assert signature == subscription_hash(
             VECTOR_SECRET,
-            user_id=user,
+            subject=Subject(Kind.USER, user),
             workspace_id="acme",
             identifier=user,
             identifier_key="id",
@@ -172,7 +173,7 @@ def test_the_signed_json_of_the_page_is_that_of_the_server() -> None:
     [message] = re.findall(r"`(\{\"u\":.*?\})`", TEXT)
     assert hmac.new(b"s", message.encode(), hashlib.sha256).hexdigest() == subscription_hash(
         "s",
-        user_id="u-1",
+        subject=Subject(Kind.USER, "u-1"),
         workspace_id="acme",
         identifier="u-1",
         identifier_key="id",

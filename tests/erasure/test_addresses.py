@@ -13,7 +13,7 @@ from urllib.parse import quote, urlencode
 import orjson
 import pytest
 
-from engage.api import EngageError
+from engage.api import EngageError, Kind, Subject
 from engage.erasure.addresses import addresses_in, named_addresses
 from engage.erasure.erase import Receipt, erase_user, hashed_address, repeat
 from engage.erasure.person import erasable, export_person, other_addresses, person_of
@@ -241,5 +241,5 @@ async def test_the_id_of_a_change_tells_no_id_of_a_person(store: Any, tmp_path: 
     # A late retry is still known.
     for change_id, name in ids.items():
         await store.apply(dataclasses.replace(change(change_id, name), choices={"news": True}))
-    assert await store.state("acme", "ann") == {}
+    assert await store.state("acme", Subject(Kind.USER, "ann")) == {}
     assert len(await all_pages(store.history, "acme", None)) == len(history)

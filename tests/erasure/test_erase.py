@@ -419,7 +419,7 @@ async def test_two_people_of_a_file_do_not_share_a_pseudonym(tmp_path: Path) -> 
     await repeat(backup, config(tmp_path), known)
     history = (await backup.history("acme", None, after=None, limit=9)).items
     # Of ann two, under her id and that of her visitor, and one of bob.
-    names = {one.user_id for one in history}
+    names = {one.subject.id for one in history}
     assert all(name.startswith("erased-") for name in names)
     assert len(names) == 3
 

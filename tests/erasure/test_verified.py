@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from engage.api import StorageUnavailable, SubscriptionChange
+from engage.api import Kind, StorageUnavailable, Subject, SubscriptionChange
 from engage.erasure.erase import erase_user
 from engage.testing import MemoryStore
 from engage.testing.factories import TIME, letter
@@ -36,7 +36,9 @@ async def fill_person(store: Any) -> None:
     choice: dict[str, Any] = {"workspace_id": "acme", "choices": {"news": True}, "how": "api"}
     for number, name in enumerate(("ann", "a-1")):
         await store.apply(
-            SubscriptionChange(id=f"ann{number}", user_id=name, at=TIME + 900_000, **choice)
+            SubscriptionChange(
+                id=f"ann{number}", subject=Subject(Kind.USER, name), at=TIME + 900_000, **choice
+            )
         )
     await store.keep(
         [letter("of-ann", user_id="ann"), letter("of-a-1", user_id=None, anonymous_id="a-1")]

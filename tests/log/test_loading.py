@@ -32,7 +32,7 @@ from engage.pipeline.explain import STAMP
 from engage.pipeline.replay import is_delivery, obstacle_of
 from engage.testing import event as bare_event
 from engage.testing.factories import letter
-from engage.upkeep.export import Kind, Selection, export
+from engage.upkeep.export import RecordKind, Selection, export
 from support.each import each
 from support.loaders import Loading, caught_up, load_all, loading, put
 from support.memory_log import MemoryBroker, MemoryReader, damaged_record, unknown_record
@@ -604,7 +604,7 @@ async def test_loaders_that_die_anywhere_store_everything_once(
         await _end(stack, victim, kill=False)
     await load_all(broker, store)
 
-    async def read(kind: Kind) -> list[Any]:
+    async def read(kind: RecordKind) -> list[Any]:
         return [orjson.loads(one.json) async for one in export(store, kind, Selection())]
 
     stored, users = await read("events"), await read("users")

@@ -19,7 +19,7 @@ from typing import Any
 import orjson
 import pytest
 
-from engage.api import Recipient, StorageContext, TranslatedEvent
+from engage.api import Kind, Recipient, StorageContext, Subject, TranslatedEvent
 from engage.deliveries.recipients import Recipients
 from engage.errors import ApiError
 from engage.keys.links import subscription_hash
@@ -75,7 +75,11 @@ async def forged(tmp_path: Path, kind: str, count: int) -> AsyncIterator[Core]:
 async def follow(core: Core, *, right: bool = True) -> Any:
     """Send the request of the person's signed link, which has no user id."""
     signature = subscription_hash(
-        SECRET, user_id="ada", workspace_id="acme", identifier=EMAIL, identifier_key="email"
+        SECRET,
+        subject=Subject(Kind.USER, "ada"),
+        workspace_id="acme",
+        identifier=EMAIL,
+        identifier_key="email",
     )
     body = {
         "workspaceId": "acme",

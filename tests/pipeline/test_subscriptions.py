@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 import orjson
 import pytest
 
-from engage.api import MAX_USERS, Page, ProfileStore, StorageUnavailable
+from engage.api import MAX_USERS, Kind, Page, ProfileStore, StorageUnavailable, Subject
 from engage.errors import ApiError
 from engage.keys.links import STEP, subscription_hash
 from engage.pipeline.subscriptions import Source, Subscriptions
@@ -33,13 +33,21 @@ def test_the_hash_is_that_of_dittofeed() -> None:
     key = "00112233aabbccdd"
     assert (
         subscription_hash(
-            key, user_id="user-1", workspace_id=W, identifier="a@b.co", identifier_key="email"
+            key,
+            subject=Subject(Kind.USER, "user-1"),
+            workspace_id=W,
+            identifier="a@b.co",
+            identifier_key="email",
         )
         == "a5ec1e5a924357ab9960d4e33c609245b6fde83483702d528a3a6e53c66b3a06"
     )
     assert (
         subscription_hash(
-            key, user_id='ü"1', workspace_id=W, identifier="é\n@b.co", identifier_key="email"
+            key,
+            subject=Subject(Kind.USER, 'ü"1'),
+            workspace_id=W,
+            identifier="é\n@b.co",
+            identifier_key="email",
         )
         == "7f6e636e41113fe81fb4b2f32649226d7f90432d8b5a15339b377cedd8b05714"
     )
@@ -49,10 +57,11 @@ def body(
     changes: dict[str, bool] | None = None,
     *,
     user: str = "u-1",
+    visitor: str | None = None,
     secret: str = SECRET,
     **fields: Any,
 ) -> dict[str, Any]:
-    """Return a change with a valid hash."""
+    """Return a change with a valid hash: of a user, or of a visitor."""
     values: dict[str, Any] = {
         "workspaceId": "acme",
         "identifier": "Ada@Example.com",
@@ -64,7 +73,7 @@ def body(
         "hash",
         subscription_hash(
             secret,
-            user_id=user,
+            subject=Subject(Kind.USER, user) if visitor is None else Subject(Kind.VISITOR, visitor),
             workspace_id=values["workspaceId"],
             identifier=values["identifier"],
             identifier_key=values["identifierKey"],
@@ -84,6 +93,11 @@ async def put(store: MemoryStore, value: Any, **options: Any) -> Any:
     return await core.pipeline.subscriptions(orjson.dumps(value))
 
 
+def users_of(store: MemoryStore) -> list[str]:
+    """Return the ids of the users who were changed; each unsubscription is also a visitor's."""
+    return [one.subject.id for one in store.changes if one.subject.kind is Kind.USER]
+
+
 async def refused(store: MemoryStore, value: Any) -> ApiError:
     with pytest.raises(ApiError) as caught:
         await put(store, value)
@@ -98,7 +112,8 @@ async def test_a_change_answers_with_all_groups() -> None:
     assert await put(store, body({"news": False})) == {"news": False, "offers": False}
     assert await put(store, body({"offers": True})) == {"news": False, "offers": True}
     change = store.changes[0]
-    assert (change.workspace_id, change.user_id, change.choices) == ("acme", "u-1", {"news": False})
+    assert (change.workspace_id, *change.subject) == ("acme", Kind.USER, "u-1")
+    assert change.choices == {"news": False}
     assert (change.at, change.how) == (NOW, "api")
     assert store.searches[0] == ("acme", "email", ["ada@example.com"])
 
@@ -106,7 +121,7 @@ async def test_a_change_answers_with_all_groups() -> None:
 async def test_the_hash_chooses_among_several_users() -> None:
     store = store_with_users("u-0", "u-1", "u-2")
     await put(store, body(user="u-1"))
-    assert [change.user_id for change in store.changes] == ["u-1"]
+    assert users_of(store) == ["u-1"]
 
 
 @each("count", [1, 101, 600, 5_101])
@@ -117,23 +132,92 @@ async def test_every_user_with_the_address_is_tried(count: int) -> None:
     store = store_with_users(*users)
     for number in {0, count // 2, count - 1}:
         await put(store, body(user=f"u-{number}"))
-        assert store.changes[-1].user_id == f"u-{number}"
+        assert users_of(store)[-1] == f"u-{number}"
     del store.changes[:]
     assert (await refused(store, body(user=f"u-{count}"))).code == "invalid_user_hash"
 
 
 async def test_a_user_may_have_the_address_by_a_visitor() -> None:
     class Merged(MemoryStore):
-        async def holders(self, *_: Any, **options: Any) -> Page[str]:
-            return Page(["visitor"], None)
+        async def holders(self, *_: Any, **options: Any) -> Page[Subject]:
+            return Page([Subject(Kind.VISITOR, "visitor")], None)
 
     store = Merged()
     store.users["acme", "email", "ada@example.com"] = ["u-1"]
-    for name in ("u-1", "visitor"):
-        await put(store, body(user=name))
-    assert [change.user_id for change in store.changes] == ["u-1", "visitor"]
+    await put(store, body(user="u-1"))
+    assert users_of(store) == ["u-1"]
     del store.changes[:]
     assert (await refused(store, body(user="u-2"))).code == "invalid_user_hash"
+
+
+class Held(MemoryStore):
+    """A store in which a user and a visitor have one address."""
+
+    async def holders(self, *_: Any, **options: Any) -> Page[Subject]:
+        subjects = [Subject(Kind.USER, "both"), Subject(Kind.VISITOR, "both")]
+        return Page([*subjects, Subject(Kind.VISITOR, "anon")], None)
+
+
+async def test_a_link_names_a_visitor() -> None:
+    """By its anonymous id, by an address and ``v``, or by an address and the id."""
+    by_id = {"identifierKey": "anonymousId", "identifier": "both"}
+    for fields in (by_id, {"v": True}, {"anonymousId": "both"}, {"v": True, "anonymousId": "both"}):
+        store = Held()
+        given = body({"news": False, "offers": True}, visitor="both", **fields)
+        assert await put(store, given) == {"news": False, "offers": True}
+        (change,) = store.changes
+        assert change.subject == Subject(Kind.VISITOR, "both")
+        # Nothing of the user with this id, which the other link shows.
+        by_user = body({}, user="both", identifierKey="id", identifier="both")
+        assert await put(store, by_user) == {"news": True, "offers": False}
+    for fields in (
+        {"identifierKey": "anonymousId", "identifier": "both", "hash": body()["hash"]},
+        {"identifierKey": "id", "identifier": "both", "anonymousId": "both"},
+        {"v": True, "user": "both"},
+        {"v": False, "visitor": "both"},
+        {"visitor": "both"},
+        {"anonymousId": "both", "user": "both"},
+        {"userId": "both", "visitor": "both"},
+    ):
+        assert (await refused(Held(), body(**fields))).code == "invalid_user_hash"
+
+
+async def test_a_visitor_may_have_an_integer_as_its_id() -> None:
+    store = MemoryStore()
+    await put(store, body(visitor="7", anonymousId=7))
+    assert store.changes[0].subject == Subject(Kind.VISITOR, "7")
+    error = await refused(MemoryStore(), body(anonymousId=7.0))
+    assert error.errors[0].pointer == "/anonymousId"
+
+
+async def test_a_user_unsubscribes_the_visitor_with_the_same_id_too() -> None:
+    """Earlier versions signed anonymous ids as user ids: the link may be a visitor's."""
+    store = MemoryStore()
+    link = {"identifierKey": "id", "identifier": "both"}
+    assert await put(store, body({"news": False, "offers": True}, user="both", **link)) == {
+        "news": False,
+        "offers": True,
+    }
+    assert [(one.subject, one.choices) for one in store.changes] == [
+        (Subject(Kind.USER, "both"), {"news": False, "offers": True}),
+        (Subject(Kind.VISITOR, "both"), {"news": False}),
+    ]
+    await put(store, body({"news": True}, user="both", **link))
+    assert await store.state("acme", Subject(Kind.VISITOR, "both")) == {"news": False}
+
+
+async def test_a_link_from_before_that_only_a_visitor_fits_unsubscribes() -> None:
+    store = Held()
+    assert await put(store, body({"news": False}, user="anon")) == {"news": False}
+    assert [one.subject for one in store.changes] == [Subject(Kind.VISITOR, "anon")]
+    for changes in ({}, {"offers": True}):
+        assert (await refused(Held(), body(changes, user="anon"))).code == "link_expired"
+    # One that fits a user is the user's.
+    await put(store, body({"news": False}, user="both"))
+    assert [one.subject for one in store.changes[1:]] == [
+        Subject(Kind.USER, "both"),
+        Subject(Kind.VISITOR, "both"),
+    ]
 
 
 async def test_a_storage_without_holders_tries_the_users_that_it_finds() -> None:
@@ -143,7 +227,7 @@ async def test_a_storage_without_holders_tries_the_users_that_it_finds() -> None
     store = Default()
     store.users["acme", "email", "ada@example.com"] = [f"u-{number}" for number in range(100)]
     await put(store, body(user="u-99"))
-    assert [change.user_id for change in store.changes] == ["u-99"]
+    assert users_of(store) == ["u-99"]
     del store.changes[:]
     assert (await refused(store, body(user="u-100"))).code == "invalid_user_hash"
 
@@ -209,7 +293,7 @@ async def test_wrong_hashes_do_not_delay_the_right_one(monkeypatch: pytest.Monke
 
 async def test_identifiers_take_turns() -> None:
     """The form as sent counts, because it is what the hash contains."""
-    store = store_with_users(*(f"u-{number}" for number in range(MANY)))
+    store = store_with_users(*(f"u-{number}" for number in range(2 * MANY)))
     store.users["acme", "email", "bob@example.com"] = [f"b-{number}" for number in range(1_000)]
     core = make_core(store)
     others = [body(identifier=f"{' ' * number}ada@example.com", user="-") for number in range(5)]
@@ -220,9 +304,9 @@ async def test_identifiers_take_turns() -> None:
     bob = body(identifier="bob@example.com", user="b-999")
     await core.pipeline.subscriptions(orjson.dumps(bob))
     assert not any(task.done() for task in requests)
-    ada = body(identifier="Ada@Example.com", user=f"u-{MANY - 1}")
+    ada = body(identifier="Ada@Example.com", user=f"u-{2 * MANY - 1}")
     await core.pipeline.subscriptions(orjson.dumps(ada))
-    assert [change.user_id for change in store.changes] == ["b-999", f"u-{MANY - 1}"]
+    assert users_of(store) == ["b-999", f"u-{2 * MANY - 1}"]
     answers = await asyncio.gather(*requests, return_exceptions=True)
     assert {type(answer) for answer in answers} == {ApiError}
 
@@ -270,7 +354,7 @@ async def test_a_user_named_by_id_is_not_looked_up() -> None:
     await put(store, body(user="u-1", identifierKey="id", identifier="u-1"))
     await put(store, body(user="u-2", userId="u-2"))
     await put(store, body(user="7", userId=7))
-    assert [change.user_id for change in store.changes] == ["u-1", "u-2", "7"]
+    assert users_of(store) == ["u-1", "u-2", "7"]
     assert store.searches == []
     assert (await refused(MemoryStore(), body(user="u-1", userId="u-2"))).status == 401
 
@@ -361,7 +445,7 @@ async def test_a_form_is_the_same_as_json(words: tuple[str, str]) -> None:
         assert state == {"news": True, "offers": False}
         # The same request in JSON has the same message id, and is a repeat.
         await put(store, body({"news": True, "offers": False}, messageId="m"))
-        assert len(store.changes) == 1
+        assert len(users_of(store)) == 1
 
 
 @each("before", ["", " \r\n", "\ufeff"])
@@ -420,11 +504,11 @@ async def test_a_repeat_changes_nothing() -> None:
     await put(store, body({"news": False}, messageId="m"))
     await put(store, body({"news": True}, messageId="n"))
     assert (await put(store, body({"news": False}, messageId="m")))["news"] is True
-    assert len(store.changes) == 2
+    assert len(users_of(store)) == 2
     # Changes of another user or to other groups under the same id are applied.
     await put(store, body({"news": False}, messageId="m", user="u-2"))
     await put(store, body({"offers": True}, messageId="m"))
-    assert len(store.changes) == 4
+    assert len(users_of(store)) == 4
 
 
 # ------------------------------------------------------------------------------- the history
@@ -436,7 +520,7 @@ async def test_the_history_has_the_source_of_a_change(keep: bool) -> None:
         source = Source(how="page", user_agent="x" * length, address="192.0.2.1")
         value = body({"news": length > 256}, secret=secret)
         await core.pipeline.subscriptions(orjson.dumps(value), source=source)
-    first, second = store.changes
+    first, _, second = store.changes
     assert first.how == second.how == "page"
     assert first.user_agent == second.user_agent == "x" * 256
     assert first.address == second.address == ("192.0.2.1" if keep else "")
@@ -481,7 +565,7 @@ async def test_changes_without_a_message_id_are_all_applied(message_id: str | No
     store = store_with_users()
     for _ in range(2):
         await put(store, body(messageId=message_id))
-    assert len({change.id for change in store.changes}) == 2
+    assert len({change.id for change in store.changes}) == 4
 
 
 async def test_a_storage_that_does_not_answer_is_unavailable() -> None:

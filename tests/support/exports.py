@@ -20,7 +20,7 @@ from engage.config import load
 from engage.registry import Registry, load_plugins
 from engage.testing.factories import all_pages
 from engage.upkeep.audit import AUDIT, AuditEntry, read_entry
-from engage.upkeep.export import Kind, Selection, export
+from engage.upkeep.export import RecordKind, Selection, export
 
 Result = TypeVar("Result")
 
@@ -32,7 +32,7 @@ def registry() -> Registry:
 
 
 async def read_store(
-    config: Path, *kinds: Kind, environment: Mapping[str, str] | None = None
+    config: Path, *kinds: RecordKind, environment: Mapping[str, str] | None = None
 ) -> list[list[dict[str, Any]]]:
     """Open the store of a config file and return its records of each kind.
 
@@ -81,7 +81,7 @@ def audit_of(config: Path) -> list[AuditEntry]:
 
 
 def exported(
-    config: Path, kind: Kind = "events", *, environment: Mapping[str, str] | None = None
+    config: Path, kind: RecordKind = "events", *, environment: Mapping[str, str] | None = None
 ) -> list[dict[str, Any]]:
     """Return the records of a kind; to be called without a running event loop."""
     [records] = asyncio.run(read_store(config, kind, environment=environment))

@@ -13,9 +13,11 @@ from engage.api import (
     DeadLetter,
     Event,
     EventStore,
+    Kind,
     Outcome,
     Page,
     Status,
+    Subject,
     SubscriptionChange,
 )
 from engage.testing import memory_store
@@ -94,11 +96,12 @@ class MemoryProfiles(memory_store.MemoryProfiles):
 
     async def holders(
         self, workspace_id: str, trait: str, value: str, *, after: str | None, limit: int
-    ) -> Page[str]:
+    ) -> Page[Subject]:
         self.searches.append((workspace_id, trait, [value]))
         users, start = self.users.get((workspace_id, trait, value), []), int(after or 0)
         end = start + limit
-        return Page(users[start:end], str(end) if end < len(users) else None)
+        items = [Subject(Kind.USER, name) for name in users[start:end]]
+        return Page(items, str(end) if end < len(users) else None)
 
 
 class MemorySubscriptions(memory_store.MemorySubscriptions):

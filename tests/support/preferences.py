@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlencode
 
+from engage.api import Kind, Subject
 from engage.keys.links import subscription_hash
 from support.server_process import SECRET, Server
 
@@ -54,7 +55,7 @@ def members(
     identifier = user if identifier is None else identifier
     signed = subscription_hash(
         secret,
-        user_id=user,
+        subject=Subject(Kind.USER, user),
         workspace_id=workspace,
         identifier=identifier,
         identifier_key=key,

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import httpx
 
-from engage.upkeep.export import Kind
+from engage.upkeep.export import RecordKind
 from support.exports import exported
 from support.nursery import Forked, nursery
 from support.processes import children
@@ -265,7 +265,7 @@ class Server:
         event = {"userId": "u", "event": "Tested", "messageId": message_id, **fields}
         return self.post("/v1/track", event)
 
-    def export(self, kind: Kind = "events") -> list[dict[str, Any]]:
+    def export(self, kind: RecordKind = "events") -> list[dict[str, Any]]:
         """Return the records of a kind in the store; the server may run or not."""
         return exported(self.config, kind, environment=self.environment)
 

@@ -23,7 +23,9 @@ from engage.api import (
     OPERATOR_ORIGIN,
     Count,
     Event,
+    Kind,
     StorageContext,
+    Subject,
     SubscriptionChange,
     render_time,
 )
@@ -110,7 +112,7 @@ async def fill(
             SubscriptionChange(
                 id=f"c{number}",
                 workspace_id="acme",
-                user_id=who,
+                subject=Subject(Kind.USER, who),
                 choices=choices,
                 at=TIME + number,
                 how="api",

@@ -12,9 +12,11 @@ import pytest
 from engage.api import (
     DeadLetterBudget,
     EventStore,
+    Kind,
     Page,
     StorageContext,
     StorageUnavailable,
+    Subject,
     SubscriptionChange,
 )
 from engage.testing.factories import TIME, count, event, identify, letter, record
@@ -43,7 +45,12 @@ def two() -> tuple[Any, Any]:
 def change(name: str, at: int, user: str = "ann", how: str = "api", **choices: bool) -> Any:
     """Return a subscription change."""
     return SubscriptionChange(
-        id=name, workspace_id="acme", user_id=user, choices=choices, at=TIME + at, how=how
+        id=name,
+        workspace_id="acme",
+        subject=Subject(Kind.USER, user),
+        choices=choices,
+        at=TIME + at,
+        how=how,
     )
 
 
@@ -79,7 +86,7 @@ async def everything(store: EventStore) -> dict[str, list[bytes]]:
 
 
 async def history_of(store: Any) -> Any:
-    return (await store.history("acme", "ann", after=None, limit=100)).items
+    return (await store.history("acme", Subject(Kind.USER, "ann"), after=None, limit=100)).items
 
 
 async def run(source: EventStore, target: EventStore) -> dict[str, tuple[int, int, int, int]]:
@@ -178,7 +185,7 @@ async def test_a_newer_choice_in_the_target_stays() -> None:
     await source.apply(change("c1", 1, news=True, sms=True))
     await target.apply(change("x", 9, news=False))
     assert (await run(source, target))["subscription changes"] == (0, 0, 1, 0)
-    assert await target.state("acme", "ann") == {"news": False, "sms": True}
+    assert await target.state("acme", Subject(Kind.USER, "ann")) == {"news": False, "sms": True}
 
 
 async def test_choices_made_in_the_target_after_a_copy_stay() -> None:
@@ -187,7 +194,7 @@ async def test_choices_made_in_the_target_after_a_copy_stay() -> None:
     await run(source, target)
     await target.apply(change("x", 9, news=False))
     assert (await run(source, target))["subscription changes"] == (0, 1, 0, 0)
-    assert await target.state("acme", "ann") == {"news": False}
+    assert await target.state("acme", Subject(Kind.USER, "ann")) == {"news": False}
 
 
 async def test_a_history_that_is_not_in_the_order_of_its_times_is_copied() -> None:
@@ -203,7 +210,7 @@ async def test_a_history_that_is_not_in_the_order_of_its_times_is_copied() -> No
     await source.apply(change("c6", 4, news=True, sms=True))
     await source.apply(change("c7", 5, news=False, sms=False))
     await run(source, target)
-    assert await target.state("acme", "ann") == {"news": False, "sms": False}
+    assert await target.state("acme", Subject(Kind.USER, "ann")) == {"news": False, "sms": False}
     assert [one.group_id for one in (await history_of(target))[-3:]] == ["news"] * 3
 
 
@@ -216,7 +223,7 @@ async def test_a_choice_that_no_history_explains_is_copied() -> None:
 
     source.history = forgotten
     assert (await run(source, target))["subscription changes"] == (1, 0, 0, 0)
-    assert await target.state("acme", "ann") == {"news": True}
+    assert await target.state("acme", Subject(Kind.USER, "ann")) == {"news": True}
 
 
 async def test_a_profile_that_no_event_explains_is_reported() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from engage.api import SubscriptionChange
+from engage.api import Kind, Subject, SubscriptionChange
 from engage.cli import main
 from engage.testing.factories import AWKWARD, TIME, event, identify, letter
 from engage.testing.storage.events import VALUES
@@ -56,7 +56,7 @@ def fill(path: Path) -> None:
                     SubscriptionChange(
                         id=f"c{number}",
                         workspace_id="acme",
-                        user_id="ann",
+                        subject=Subject(Kind.USER, "ann"),
                         choices={"news": choice, "sms": True},
                         at=TIME + number,
                         how="api",

@@ -10,15 +10,32 @@ from typing import Any, cast
 
 import pytest
 
-from engage.api import EngageError, EventStore, Page, StorageUnavailable, SubscriptionChange
+from engage.api import (
+    EngageError,
+    EventStore,
+    Kind,
+    Page,
+    StorageUnavailable,
+    Subject,
+    SubscriptionChange,
+)
 from engage.testing.factories import TIME, event, identify, letter
 from engage.testing.memory_store import MemoryEvents, MemoryStore
 from engage.testing.storage.suppressions import suppression
-from engage.upkeep.export import ATTEMPTS, KINDS, MAX_PAGE, PAGE, Kind, Selection, all_pages, export
+from engage.upkeep.export import (
+    ATTEMPTS,
+    KINDS,
+    MAX_PAGE,
+    PAGE,
+    RecordKind,
+    Selection,
+    all_pages,
+    export,
+)
 from support.each import each
 
 
-async def lines(store: EventStore, kind: Kind, **selection: Any) -> list[dict[str, Any]]:
+async def lines(store: EventStore, kind: RecordKind, **selection: Any) -> list[dict[str, Any]]:
     """Return the exported documents."""
     return [json.loads(record.json) async for record in export(store, kind, Selection(**selection))]
 
@@ -37,7 +54,12 @@ async def filled() -> MemoryStore:
         ]
     )
     change = SubscriptionChange(
-        id="c1", workspace_id="acme", user_id="ann", choices={"news": True}, at=TIME, how="api"
+        id="c1",
+        workspace_id="acme",
+        subject=Subject(Kind.USER, "ann"),
+        choices={"news": True},
+        at=TIME,
+        how="api",
     )
     await store.apply(change)
     await store.put(
@@ -197,7 +219,7 @@ async def test_subscriptions_are_exported() -> None:
         SubscriptionChange(
             id="c2",
             workspace_id="acme",
-            user_id="anon-1",
+            subject=Subject(Kind.USER, "anon-1"),
             choices={"news": False},
             at=TIME + 7,
             how="api",
@@ -238,7 +260,7 @@ async def test_dead_letters_are_exported() -> None:
 
 
 @each("kind", sorted(set(KINDS) - {"events"}))
-async def test_a_kind_that_the_storage_lacks_is_an_error(kind: Kind) -> None:
+async def test_a_kind_that_the_storage_lacks_is_an_error(kind: RecordKind) -> None:
     with pytest.raises(EngageError, match="the configured storage does not store "):
         await lines(MemoryEvents(), kind)
 
@@ -336,7 +358,7 @@ async def test_a_record_that_cannot_be_a_line_is_left_out_and_named() -> None:
     ):
         problems: list[str] = []
         name = "messageId" if kind == "events" else "id"
-        made = export(store, cast("Kind", kind), Selection(), problems.append)
+        made = export(store, cast("RecordKind", kind), Selection(), problems.append)
         assert [json.loads(record.json)[name] async for record in made] == good
         for problem, named in zip(problems, bad, strict=True):
             assert f" {named}," in problem or f" {named}:" in problem

@@ -21,6 +21,7 @@ from engage.api import (
     StorageContext,
     StorageUnavailable,
     StoreProblem,
+    Subject,
     SubscriptionChange,
 )
 from engage.testing.factories import IDENTIFIERS, TIME
@@ -286,7 +287,12 @@ async def test_visitors_that_may_have_expired_are_unprovable() -> None:
 async def test_users_made_by_choices_are_unprovable() -> None:
     store = made()
     change = SubscriptionChange(
-        id="c", workspace_id="acme", user_id="u", choices={"news": True}, at=TIME, how="api"
+        id="c",
+        workspace_id="acme",
+        subject=Subject(Kind.USER, "u"),
+        choices={"news": True},
+        at=TIME,
+        how="api",
     )
     await store.apply(change)
     report = await verified(store)
@@ -390,7 +396,7 @@ class Busy(testing.MemoryStore):
             SubscriptionChange(
                 id=f"live{Busy.number}",
                 workspace_id="acme",
-                user_id=self.random.choice(("u1", "a1", f"n{Busy.number}")),
+                subject=Subject(Kind.USER, self.random.choice(("u1", "a1", f"n{Busy.number}"))),
                 choices={"news": self.random.choice((True, False))},
                 at=now(),
                 how="api",
