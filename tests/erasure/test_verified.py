@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from engage.api import Kind, StorageUnavailable, Subject, SubscriptionChange
+from engage.api import StorageUnavailable, SubscriptionChange
 from engage.erasure.erase import erase_user
 from engage.testing import MemoryStore
-from engage.testing.factories import TIME, letter
+from engage.testing.factories import TIME, letter, user, visitor
 from engage.testing.storage.suppressions import suppression
 from engage.upkeep.verify import Report
 from support.people import ACTOR, KEY, config, on_each
@@ -22,8 +22,8 @@ from support.verifying import fill, full, healthy, small, verified
 
 
 async def erased(store: Any, folder: Path, *users: str) -> None:
-    for user in users:
-        await erase_user(store, config(folder), "acme", user, actor=ACTOR)
+    for name in users:
+        await erase_user(store, config(folder), "acme", name, actor=ACTOR)
 
 
 async def report_of(store: Any) -> Report:
@@ -34,10 +34,10 @@ async def fill_person(store: Any) -> None:
     """Fill a store in which ``ann`` has everything that an erasure deletes."""
     await small(store)
     choice: dict[str, Any] = {"workspace_id": "acme", "choices": {"news": True}, "how": "api"}
-    for number, name in enumerate(("ann", "a-1")):
+    for subject in (user("ann"), visitor("a-1")):
         await store.apply(
             SubscriptionChange(
-                id=f"ann{number}", subject=Subject(Kind.USER, name), at=TIME + 900_000, **choice
+                id=f"ann{subject.kind}", subject=subject, at=TIME + 900_000, **choice
             )
         )
     await store.keep(

@@ -15,7 +15,7 @@ from engage.api import EventFilter, Suppression
 from engage.config import Config, Erasures, StorageConfig, SubscriptionGroup, Workspace
 from engage.erasure.addresses import named_addresses
 from engage.testing import MemoryStore
-from engage.testing.factories import TIME, all_pages, event, identify, letter
+from engage.testing.factories import TIME, all_pages, event, identify, letter, visitor
 from engage.testing.storage.erasures import change
 from engage.upkeep.audit import Actor, record_audit
 from engage.upkeep.export import KINDS, render
@@ -67,7 +67,7 @@ async def fill(store: Any) -> None:
     )
     source = {"secret": "12345678", "user_agent": "Firefox", "address": "192.0.2.7"}
     await store.apply(change("c1", "ann", **source))
-    await store.apply(change("c2", "a1", choices={"news": True}, **source))
+    await store.apply(change("c2", "", subject=visitor("a1"), choices={"news": True}, **source))
     await store.apply(change("c3", "bob"))
     stop = dataclasses.replace(_bounce("+49123"), channel="whatsapp", reason="stop")
     await store.suppress([_bounce("ann@x.org"), _bounce("bob@x.org"), stop])

@@ -23,9 +23,7 @@ from engage.api import (
     OPERATOR_ORIGIN,
     Count,
     Event,
-    Kind,
     StorageContext,
-    Subject,
     SubscriptionChange,
     render_time,
 )
@@ -33,7 +31,7 @@ from engage.config import load
 from engage.pipeline.validate import Schemas
 from engage.registry import load_plugins
 from engage.testing import event
-from engage.testing.factories import IDENTIFIERS, TIME, letter
+from engage.testing.factories import IDENTIFIERS, TIME, letter, user, visitor
 from engage.testing.storage.suppressions import suppression
 from engage.upkeep.verify import Report, Settings, verify
 from support.server_process import Server
@@ -112,7 +110,7 @@ async def fill(
             SubscriptionChange(
                 id=f"c{number}",
                 workspace_id="acme",
-                subject=Subject(Kind.USER, who),
+                subject=visitor(who) if who.startswith("a") else user(who),
                 choices=choices,
                 at=TIME + number,
                 how="api",

@@ -154,11 +154,12 @@ async def test_the_history_of_a_user_is_exported_since_a_time() -> None:
         "address": "::1",
     }
     for user, at, fields in (("ann", 5, made), ("bob", 6, {"id": "c3", "how": "api"})):
-        one = {"workspace_id": "acme", "user_id": user, "choices": {"news": False}, "at": TIME + at}
-        await store.apply(SubscriptionChange(**one, **fields))  # type: ignore[arg-type]
+        one = {"workspace_id": "acme", "choices": {"news": False}, "at": TIME + at, **fields}
+        await store.apply(SubscriptionChange(subject=Subject(Kind.USER, user), **one))  # type: ignore[arg-type]
     second = {
         "workspaceId": "acme",
         "userId": "ann",
+        "anonymousId": None,
         "groupId": "news",
         "changeId": "c2",
         "at": "2025-01-01T00:00:00.005Z",
@@ -213,22 +214,24 @@ async def test_subscriptions_are_exported() -> None:
     assert await lines(store, "subscriptions", user="ann", workspace="acme") == [line]
     for other in ({"user": "bob"}, {"workspace": "other"}, {"since": TIME + 1}):
         assert await lines(store, "subscriptions", **other) == []
-    # A visitor of hers says no later: so does she, in the rows of both ids.
+    # The choice of a visitor of hers is its own, in a row that says so.
     await store.write([event("v", type="identify", anonymous_id="anon-1")])
     await store.apply(
         SubscriptionChange(
             id="c2",
             workspace_id="acme",
-            subject=Subject(Kind.USER, "anon-1"),
+            subject=Subject(Kind.VISITOR, "anon-1"),
             choices={"news": False},
             at=TIME + 7,
             how="api",
         )
     )
-    line |= {"subscribed": False, "updatedAt": "2025-01-01T00:00:00.007Z"}
-    both = [line, line | {"anonymousId": "anon-1"}]
-    assert await lines(store, "subscriptions", user="ann") == both
-    assert await lines(store, "subscriptions", since=TIME + 7) == both
+    later = {"subscribed": False, "updatedAt": "2025-01-01T00:00:00.007Z"}
+    of_visitor = line | later | {"userId": None, "anonymousId": "anon-1"}
+    assert await lines(store, "subscriptions", user="ann") == [line]
+    assert await lines(store, "subscriptions", since=TIME + 7) == [of_visitor]
+    (record,) = await lines(store, "subscription-history", since=TIME + 7)
+    assert (record["userId"], record["anonymousId"]) == (None, "anon-1")
 
 
 async def test_dead_letters_are_exported() -> None:

@@ -24,7 +24,7 @@ from engage.api import (
     Subject,
     SubscriptionChange,
 )
-from engage.testing.factories import IDENTIFIERS, TIME
+from engage.testing.factories import IDENTIFIERS, TIME, user, visitor
 from engage.upkeep.verify import Report
 from support import memory_store
 from support.verifying import fill, full, healthy, random_events, small, verified
@@ -396,7 +396,7 @@ class Busy(testing.MemoryStore):
             SubscriptionChange(
                 id=f"live{Busy.number}",
                 workspace_id="acme",
-                subject=Subject(Kind.USER, self.random.choice(("u1", "a1", f"n{Busy.number}"))),
+                subject=self.random.choice((user("u1"), visitor("a1"), user(f"n{Busy.number}"))),
                 choices={"news": self.random.choice((True, False))},
                 at=now(),
                 how="api",
