@@ -18,7 +18,7 @@ import pytest
 from engage.api import Kind, Subject
 from engage.config import load
 from engage.handlers.preferences.looks import Looks
-from engage.keys.links import subscription_hash
+from engage.keys.links import BY_ID, subscription_hash
 from support.go import go
 from support.node import node
 from support.preferences import GROUPS, ledger
@@ -28,11 +28,14 @@ pytestmark = [pytest.mark.checkout, pytest.mark.timeout(300)]
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/subscriptions.md"
 TEXT = PAGE.read_text("utf-8")
-ROWS = re.findall(r"^\| `(.+)` \| ?(\d*) \| `([0-9a-f]{64})` \|$", TEXT, re.MULTILINE)
+ROWS = re.findall(
+    r"^\| `(id|anonymousId)` \| `(.+)` \| ?(\d*) \| `([0-9a-f]{64})` \|$", TEXT, re.MULTILINE
+)
+SIGNED = re.findall(r"^\| `(\{.+\})` \| `([0-9a-f]{64})` \|$", TEXT, re.MULTILINE)
 VECTOR_SECRET = "subscription-secret"
 
-#: Base, secret, workspace, user id, group, expiry.
-Arguments = tuple[str, str, str, str, str | None, int | None]
+#: Base, secret, workspace, kind, id, group, expiry.
+Arguments = tuple[str, str, str, str, str, str | None, int | None]
 Make = Callable[[Path, Sequence[Arguments]], list[str]]
 
 #: A program that reads arguments as JSON and prints the links.
@@ -54,13 +57,14 @@ func main() {
 		panic(err)
 	}
 	for _, one := range all {
-		group, _ := one[4].(string)
+		group, _ := one[5].(string)
 		var expires int64
-		if number, ok := one[5].(json.Number); ok {
+		if number, ok := one[6].(json.Number); ok {
 			expires, _ = number.Int64()
 		}
 		link, err := preferences.Link(
-			one[0].(string), one[1].(string), one[2].(string), one[3].(string), group, expires)
+			one[0].(string), one[1].(string), one[2].(string), one[3].(string), one[4].(string),
+			group, expires)
 		if err != nil {
 			panic(err)
 		}
@@ -129,11 +133,12 @@ def test_a_link_of_the_code_opens_the_page(engage: Server, tmp_path: Path, langu
     calls: list[Arguments] = []
     for user in users:
         name = f"{language} {user}"
-        calls.append((engage.url, SECRET, "acme", name, "news", None))
-        calls.append((engage.url, SECRET, "acme", name, None, 4_000_000_000))
+        calls.append((engage.url, SECRET, "acme", "id", name, "news", None))
+        calls.append((engage.url, SECRET, "acme", "anonymousId", name, "news", None))
+        calls.append((engage.url, SECRET, "acme", "id", name, None, 4_000_000_000))
     links = LANGUAGES[language](tmp_path, calls)
     assert len(links) == len(calls)
-    for (_, _, _, name, group, _), link in zip(calls, links, strict=True):
+    for (_, _, _, _, name, group, _), link in zip(calls, links, strict=True):
         page = engage.client.get(link)
         assert page.status_code == 200, (name, link)
         assert ("Unsubscribe from Newsletter" in page.text) == (group is not None)
@@ -147,30 +152,41 @@ def test_a_link_of_the_code_opens_the_page(engage: Server, tmp_path: Path, langu
 
 @pytest.mark.parametrize("language", PARAMETERS)
 def test_the_code_makes_the_signatures_of_the_table(tmp_path: Path, language: str) -> None:
-    assert len(ROWS) == 4
+    assert len(ROWS) == 5
     calls: list[Arguments] = [
-        ("https://x.test", VECTOR_SECRET, "acme", user, None, int(expires) if expires else None)
-        for user, expires, _ in ROWS
+        ("https://x.test", VECTOR_SECRET, "acme", *row[:2], None, int(row[2]) if row[2] else None)
+        for row in ROWS
     ]
     links = LANGUAGES[language](tmp_path, calls)
     found = [parse_qs(urlsplit(link).query) for link in links]
-    assert [(one["i"][0], one.get("e", [""])[0], one["h"][0]) for one in found] == ROWS
+    assert [
+        (one["ik"][0], one["i"][0], one.get("e", [""])[0], one["h"][0]) for one in found
+    ] == ROWS
 
 
 def test_the_table_has_the_signatures_of_the_server() -> None:
-    for user, expires, signature in ROWS:
+    assert len(SIGNED) == 3
+    rows = [
+        (BY_ID[kind], name, kind, name, int(expires) if expires else None, signature)
+        for kind, name, expires, signature in ROWS
+    ]
+    for message, signature in SIGNED:
+        one = json.loads(message)
+        kind = Kind.VISITOR if one.get("v") else Kind.USER
+        rows.append((kind, one["u"], one["k"], one["i"], one.get("e"), signature))
+    for kind, name, key, identifier, expires, signature in rows:
         assert signature == subscription_hash(
             VECTOR_SECRET,
-            subject=Subject(Kind.USER, user),
+            subject=Subject(kind, name),
             workspace_id="acme",
-            identifier=user,
-            identifier_key="id",
-            expires=int(expires) if expires else None,
+            identifier=identifier,
+            identifier_key=key,
+            expires=expires,
         )
 
 
 def test_the_signed_json_of_the_page_is_that_of_the_server() -> None:
-    [message] = re.findall(r"`(\{\"u\":.*?\})`", TEXT)
+    message, *_ = re.findall(r"`(\{\"u\":.*?\})`", TEXT)
     assert hmac.new(b"s", message.encode(), hashlib.sha256).hexdigest() == subscription_hash(
         "s",
         subject=Subject(Kind.USER, "u-1"),

@@ -87,19 +87,21 @@ def test_links_in_old_mails_work_before_and_after_the_sign_up(moved: Server) -> 
     call(moved, {"call": "identify", "anonymousId": "v-1", "traits": {"email": address}})
     [visitor] = [one for one in moved.export("visitors") if one["anonymousId"] == "v-1"]
     assert visitor["traits"] == {"email": address}
-    assert choices(moved, as_visitor, news=False) == (False, False)
+    # Dittofeed signed the anonymous id as a user id: such a link only unsubscribes.
+    assert put(moved, as_visitor, news=False).json()["subscriptions"] == {OPT_OUT: False}
+    assert put(moved, as_visitor, offers=True).json()["code"] == "link_expired"
     assert put(moved, as_user).json()["code"] == "invalid_user_hash"
 
     call(moved, {"call": "identify", "userId": "u-1", "anonymousId": "v-1", "traits": {"n": 1}})
     [user] = [one for one in moved.export("users") if one["userId"] == "u-1"]
     assert user["traits"] == {"email": address, "n": 1}
     assert put(moved, other).status_code == 401
-    assert choices(moved, as_visitor) == (False, False)
-    assert choices(moved, as_visitor, offers=True) == (False, True)
-    # The new link of the user is signed for the same address, which only the visitor has.
-    assert choices(moved, as_user) == (False, True)
-    assert choices(moved, as_user, news=True) == (True, True)
-    assert choices(moved, as_visitor) == (True, True)
+    # The new link of the user is signed for the same address, which only the visitor has. The
+    # choice stays the visitor's.
+    assert choices(moved, as_user) == (True, False)
+    assert choices(moved, as_user, offers=True) == (True, True)
+    assert put(moved, as_visitor, offers=False).json()["subscriptions"] == {OPT_IN: False}
+    assert choices(moved, as_user) == (True, True)
     form = {
         "workspaceId": as_user["w"],
         "identifier": as_user["i"],
@@ -109,7 +111,7 @@ def test_links_in_old_mails_work_before_and_after_the_sign_up(moved: Server) -> 
         f"changes[{OPT_IN}]": "0",
     }
     assert moved.client.put(PUT, data=form).status_code == 200
-    assert choices(moved, as_visitor) == (False, False)
+    assert choices(moved, as_user) == (False, False)
 
 
 def test_calls_of_the_sdk_and_of_the_api_are_stored(moved: Server) -> None:
@@ -392,15 +394,17 @@ def test_the_users_and_choices_of_an_export_are_loaded(
     assert choices(moved, as_user) == (True, False)
 
     (tmp_path / "choices.csv").write_text(
-        '"userId","groupId","subscribed","updatedAt","how"\n'
-        f'"u-7","{OPT_OUT}",0,1770001446678,"Dittofeed"\n'
-        f'"u-7","{OPT_IN}",1,1770001446678,"Dittofeed"\n'
-        f'"v-8","{OPT_OUT}",0,1770001446678,"Dittofeed"\n'
+        '"userId","anonymousId","groupId","subscribed","updatedAt","how"\n'
+        f'"u-7","","{OPT_OUT}",0,1770001446678,"Dittofeed"\n'
+        f'"u-7","","{OPT_IN}",1,1770001446678,"Dittofeed"\n'
+        f'"","v-8","{OPT_OUT}",0,1770001446678,"Dittofeed"\n'
     )
     monkeypatch.chdir(tmp_path)
     assert "3 choices imported" in command(moved, *import_.split()[1:])
     assert choices(moved, as_user) == (False, True)
-    assert choices(moved, as_visitor) == (False, False)
+    assert ("v-8", False) in {
+        (one["anonymousId"], one["subscribed"]) for one in moved.export("subscriptions")
+    }
     assert "v-8" not in {one["userId"] for one in moved.export("users")}
     assert choices(moved, as_user, news=True) == (True, True)
     command(moved, *import_.split()[1:])
