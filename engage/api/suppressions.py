@@ -48,12 +48,14 @@ class Suppression:
     address: str
     #: The subscription group; ``""``: all of the channel.
     group_id: str = ""
-    #: ``complaint``, ``bounce``, ``unsubscribe`` or ``stop``. Lifting one reason leaves the others.
+    #: ``complaint``, ``bounce``, ``unsubscribe``, ``stop`` or ``objection``. Lifting one reason
+    #: leaves the others.
     reason: str
-    #: When the provider learnt of it: milliseconds since 1970 UTC.
+    #: When it was made, or the provider learnt of it: milliseconds since 1970 UTC.
     at: int
     lifted: bool = False
-    #: How it became known: ``webhook:<provider>``, or ``operator`` for a command.
+    #: How it became known: ``webhook:<provider>``, ``operator`` for a command, or as
+    #: :attr:`SubscriptionChange.how`.
     how: str = ""
     #: The delivery or the provider's event that said so; ``""``: none.
     source_id: str = ""

@@ -30,6 +30,8 @@ from engage.api import (
     Subject,
     SubscriptionChange,
     SubscriptionStore,
+    Suppression,
+    SuppressionStore,
     identifier_value,
 )
 from engage.cli.common import (
@@ -110,7 +112,8 @@ def import_(
     verb = "would be imported" if dry_run else "imported"
     same = f", {n} as before" if (n := counts["same"]) else ""
     later = f", {plural(n, 'later choice')} kept" if (n := counts["later"]) else ""
-    click.echo(f"{plural(counts['imported'], 'choice')} {verb}{same}{later}")
+    objections = f", {plural(n, 'objection')} of addresses" if (n := counts["objections"]) else ""
+    click.echo(f"{plural(counts['imported'], 'choice')} {verb}{same}{later}{objections}")
     if counts["wrong"]:
         raise EngageError(f"{counts['wrong']} of {plural(counts['rows'], 'row')} refused")
 
@@ -141,12 +144,14 @@ class _Import:
         (self._workspace,) = (one for one in config.workspaces if one.id == workspace_id)
         self._dry_run = dry_run
         self._waiting: list[SubscriptionChange] = []
+        #: The ids of the changes of a row → what the row says about an address.
+        self._objections: dict[tuple[str, ...], list[Suppression]] = {}
         self._counts: Counter[str] = Counter()
 
     async def run(self, file: IO[bytes]) -> Counter[str]:
         """Import all rows, and return how many ``rows`` there are and how many are ``wrong``, and
         how many choices were ``imported``, are the ``same`` as before, and are older than a
-        ``later`` one."""
+        ``later`` one, and how many ``objections`` of addresses there are."""
         size = read_to = 0
         if file.seekable():
             size = file.seek(0, os.SEEK_END)
@@ -172,24 +177,37 @@ class _Import:
         if isinstance(row, str):
             raise ApiError("invalid_payload", row)
         choice = self._schemas.read("choice", row)
-        async for change in self._subscriptions.changes_of(self._workspace, choice):
-            self._waiting.append(change)
-            if len(self._waiting) >= PAGE:
-                await self._flush()
+        changes = [one async for one in self._subscriptions.changes_of(self._workspace, choice)]
+        self._waiting += changes
+        if objections := self._subscriptions.objections_of(self._workspace, choice):
+            self._objections[tuple(one.id for one in changes) or (str(row),)] = objections
+        if len(self._waiting) + len(self._objections) >= PAGE:
+            await self._flush()
 
     async def _flush(self) -> None:
         changes, self._waiting = self._waiting, []
         if self._dry_run:
             self._counts["imported"] += len(changes)
+            self._objections = {}
             return
         subjects = list(dict.fromkeys(change.subject for change in changes))
         reads = [self._store.state(self._workspace.id, one) for one in subjects]
+        undone = set[str]()
         states = dict(zip(subjects, await asyncio.gather(*reads), strict=True))
         for change, choices in zip(changes, await self._store.apply_all(changes), strict=True):
             same = change.choices.items() <= states[change.subject].items()
             holds = change.choices.items() <= choices.items()
             self._counts[("same" if same else "imported") if holds else "later"] += 1
             states[change.subject] = choices
+            if not holds:  # A later choice, or a row that was imported before.
+                undone.add(change.id)
+        objections, self._objections = self._objections, {}
+        if isinstance(self._store, SuppressionStore):
+            some = [
+                one for ids, found in objections.items() if not undone & {*ids} for one in found
+            ]
+            await self._store.suppress(some)
+            self._counts["objections"] += len(some)
 
 
 def _read(

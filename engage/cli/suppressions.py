@@ -6,8 +6,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import IO, Final
 
 import click
 
@@ -15,8 +16,13 @@ from engage.api import (
     ADDRESS_TRAITS,
     EngageError,
     EventStore,
+    Kind,
+    ProfileStore,
+    Subject,
+    SubscriptionStore,
     Suppression,
     SuppressionStore,
+    identifier_value,
     suppressed_address,
 )
 from engage.cli.common import (
@@ -30,13 +36,16 @@ from engage.cli.common import (
     workspace_option,
 )
 from engage.cli.letters import record
-from engage.config import Config
+from engage.config import Config, SubscriptionGroup
 from engage.erasure.erase import hashed_address
 from engage.upkeep.export import all_pages
 
 __all__ = ["suppressions"]
 
 _COLUMNS = ("SINCE", "CHANNEL", "ADDRESS", "GROUP", "REASON", "HOW", "SOURCE")
+
+#: Addresses that are looked up in one call.
+_AT_ONCE: Final = 100
 
 _workspace_option = workspace_option("The workspace, if there are several.")
 _channel_option = click.option(
@@ -153,6 +162,73 @@ def remove(
         raise EngageError("none of these addresses is suppressed")
 
 
+@suppressions.command(
+    "check", epilog="\b\nExample:\n  engage suppressions check --group newsletter addresses.txt"
+)
+@config_option
+@_workspace_option
+@click.option("--group", "group_id", metavar="ID", required=True, help="The subscription group.")
+@click.argument("file", type=click.File(encoding="utf-8"))
+@click.pass_context
+def check(
+    ctx: click.Context,
+    config_path: Path,
+    workspace_id: str | None,
+    group_id: str,
+    file: IO[str],
+) -> None:
+    """Print which addresses of a file must not be written to.
+
+    FILE has one address in each line; - reads standard input. Each line of the answer has an
+    address and the reason: that of a suppression, also one of an erased person; `unsubscribed`, if
+    a user or visitor who has the address is; or, of a group of the type opt_in, `not subscribed`,
+    if none of them is.
+    """
+    config, name = load_chosen(config_path, workspace_id, reads_with=("erasures",))
+    [workspace] = [one for one in config.workspaces if one.id == name]
+    groups = [one for one in workspace.subscription_groups if one.id == group_id]
+    if not groups or groups[0].channel not in ADDRESS_TRAITS:
+        raise EngageError(f"{group_id!r} is no subscription group of {name} with addresses")
+    addresses = [text for line in file if (text := line.strip())]
+
+    async def look(store: EventStore) -> None:
+        for start in range(0, len(addresses), _AT_ONCE):
+            part = addresses[start : start + _AT_ONCE]
+            pairs = _pairs(config, name, [groups[0].channel], part)
+            found = await _kept(store).suppressions(name, pairs.keys())
+            reasons = {
+                pairs[one.channel, one.address]: one.reason
+                for one in found
+                if one.group_id in ("", group_id)
+            }
+            for address in part:
+                form = suppressed_address(groups[0].channel, address) or ""
+                reason = reasons.get(form) or await _unwanted(store, name, groups[0], address)
+                if reason is not None:
+                    click.echo(f"{safe(address)}\t{reason}")
+
+    with_store(ctx, config, look)
+
+
+async def _unwanted(
+    store: EventStore, workspace: str, group: SubscriptionGroup, address: str
+) -> str | None:
+    """Return why the users and visitors who have an address do not want a group."""
+    trait = ADDRESS_TRAITS[group.channel]
+    if (value := identifier_value(trait, address)) is None:
+        return "not an address"
+    if not isinstance(store, ProfileStore) or not isinstance(store, SubscriptionStore):
+        raise EngageError("the configured storage does not store who has an address")
+    read = functools.partial(store.holders, workspace, trait, value)
+    holders = {one async for one in all_pages(read)}
+    merged = await store.find_users(workspace, trait, [value])
+    holders |= {Subject(Kind.USER, one) for one in merged.get(value, ())}
+    chosen = {(await store.state(workspace, one)).get(group.id) for one in holders}
+    if False in chosen:
+        return "unsubscribed"
+    return None if True in chosen or group.type == "opt_out" else "not subscribed"
+
+
 def _kept(store: EventStore) -> SuppressionStore:
     """:raises EngageError: if the storage does not keep suppressions."""
     if not isinstance(store, SuppressionStore):
@@ -170,14 +246,23 @@ async def _find(
     """Return the suppressions of addresses, in one channel or in all that the config names."""
     groups = [group for one in config.workspaces for group in one.subscription_groups]
     channels = [channel] if channel else {*ADDRESS_TRAITS, *(group.channel for group in groups)}
+    pairs = _pairs(config, workspace, channels, addresses)
+    found = await _kept(store).suppressions(workspace, pairs.keys())
+    return sorted(found, key=lambda one: (one.at, one.address, one.channel, one.group_id))
+
+
+def _pairs(
+    config: Config, workspace: str, channels: Iterable[str], addresses: Sequence[str]
+) -> dict[tuple[str, str], str]:
+    """Return the forms in which addresses may be suppressed, with their channel → the form that is
+    not hashed."""
     pairs = {
-        (name, known)
+        (name, known): known
         for name in channels
         for address in addresses
         if (known := suppressed_address(name, address)) is not None
     }
     if config.erasures.key is not None:
         hashed = functools.partial(hashed_address, config.erasures.key, workspace)
-        pairs |= {(name, hashed(name, address)) for name, address in pairs}
-    found = await _kept(store).suppressions(workspace, pairs)
-    return sorted(found, key=lambda one: (one.at, one.address, one.channel, one.group_id))
+        pairs |= {(name, hashed(name, form)): form for name, form in pairs}
+    return pairs

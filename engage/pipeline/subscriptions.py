@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads and changes the subscription choices of users and visitors, authorised by a signed link.
 
-A choice belongs to the user or visitor in the signature, and crosses to no other one.
+A choice belongs to the user or visitor in the signature, and crosses to no other one. An
+unsubscription by a link that signs an address is also an objection of the address, whoever has it:
+a suppression, which a subscription by such a link lifts again.
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ __all__ = [
     "API",
     "CHANGE_EVENT",
     "CHOICES",
+    "OBJECTION",
     "Source",
     "Subscriptions",
     "body_of_form",
@@ -62,6 +65,9 @@ __all__ = [
 #: The event with which clients of Dittofeed change a choice. Here it changes none, because anyone
 #: can send it: a write key is public.
 CHANGE_EVENT: Final = "DFSubscriptionChange"
+
+#: The reason of a suppression: somebody unsubscribed by a link or a row that names the address.
+OBJECTION: Final = "objection"
 
 #: Characters of a ``User-Agent`` that are kept: those of browsers have at most about 200.
 _USER_AGENT: Final = 256
@@ -224,12 +230,39 @@ class Subscriptions:
                         if some
                     ]
                 )
+                # Not of a change that was made before, and undone since.
+                held = {group: on for group, on in changes.items() if choices[group] is on}
+                await self._object(person, held, now, source.how)
             else:
                 choices = await store.state(workspace.id, subject)
         return {
             group.id: choices.get(group.id, group.type == "opt_out")
             for group in workspace.subscription_groups
         }
+
+    async def _object(
+        self, person: Person, changes: Mapping[str, bool], now: int, how: str
+    ) -> None:
+        """Suppress the address in a link, or lift this, for the groups of a change."""
+        store, workspace = self._store, person.workspace
+        named = person.identifier_key, person.identifier
+        found = _objections(workspace, *named, changes, now, how)
+        if not found or not isinstance(store, SuppressionStore):
+            return
+        there = {
+            (one.channel, one.group_id): one.at
+            for one in await store.suppressions(
+                workspace.id, {(one.channel, one.address) for one in found}
+            )
+            if one.reason == OBJECTION
+        }
+        await store.suppress(
+            [
+                dataclasses.replace(one, at=max(now, there.get((one.channel, one.group_id), 0) + 1))
+                for one in found
+                if not one.lifted or (one.channel, one.group_id) in there
+            ]
+        )
 
     async def suppressions(self, person: Person) -> Sequence[Suppression]:
         """Return what is suppressed of a person's addresses.
@@ -313,6 +346,14 @@ class Subscriptions:
                 dated=at is not None,
             )
 
+    def objections_of(self, workspace: Workspace, row: Mapping[str, Any]) -> list[Suppression]:
+        """Return what a row of an import that :meth:`changes_of` has read says about an address."""
+        if row["subscribed"] or "userId" in row or "anonymousId" in row:
+            return []
+        at = parse_field({**row}, "updatedAt") if "updatedAt" in row else self._clock()
+        named, changes = (row["identifierKey"], row["identifier"]), {str(row["groupId"]): False}
+        return _objections(workspace, *named, changes, at, row.get("how", "import"))
+
     async def _subjects(
         self, workspace: Workspace, row: Mapping[str, Any]
     ) -> AsyncGenerator[Subject, None]:
@@ -339,8 +380,36 @@ class Subscriptions:
                 yield one
             if (after := page.cursor) is None:
                 break
-        if not found:
+        if not found and not self.objections_of(workspace, row):
             raise from_problems([Problem("/identifier", "belongs to no user and no visitor")])
+
+
+def _objections(
+    workspace: Workspace,
+    key: str,
+    identifier: str,
+    changes: Mapping[str, bool],
+    at: int,
+    how: str,
+) -> list[Suppression]:
+    """Return what changes by an address say about it, for those groups of which the channel sends
+    to such an address: nothing must be sent, or (``lifted``) this is over."""
+    return [
+        Suppression(
+            workspace_id=workspace.id,
+            channel=group.channel,
+            address=address,
+            group_id=group.id,
+            reason=OBJECTION,
+            at=at,
+            lifted=changes[group.id],
+            how=how,
+        )
+        for group in workspace.subscription_groups
+        if group.id in changes
+        and ADDRESS_TRAITS.get(group.channel) == key
+        and (address := suppressed_address(group.channel, identifier)) is not None
+    ]
 
 
 def _check_groups(workspace: Workspace, places: Mapping[str, str]) -> None:

@@ -21,6 +21,7 @@ from engage.api import (
     Subject,
     SubscriptionChange,
     SubscriptionStore,
+    SuppressionStore,
 )
 from engage.registry import Registry
 from engage.testing.factories import TIME, event, identify
@@ -112,15 +113,15 @@ def test_csv_is_imported(config: Path) -> None:
     assert (result.exit_code, result.stdout) == (0, "4 choices imported\n")
     assert choices(config) == {
         ("ann", None, "news", True),
-        ("bob", "w", "news", False),
+        (None, "w", "news", False),
         ("007", None, "ads", False),
         ("two\r\nlines", None, "ads", True),
     }
-    times = {one["userId"]: one["updatedAt"] for one in exported(config)}
+    times = {one["userId"] or one["anonymousId"]: one["updatedAt"] for one in exported(config)}
     assert times["ann"] == "2025-06-01T00:00:00.000Z"
-    assert times["bob"] == "2025-06-15T15:06:40.000Z"
+    assert times["w"] == "2025-06-15T15:06:40.000Z"
     assert times["007"] == "2025-06-01T10:00:00.000Z"
-    assert [(one.user_id, one.how) for one in history(config)] == [
+    assert [(one.subject.id, one.how) for one in history(config)] == [
         ("ann", 'old, "tool"'),
         ("w", "import"),
         ("007", "import"),
@@ -399,3 +400,30 @@ def test_a_storage_without_subscriptions_is_reported(
     monkeypatch.setattr(Registry, "make_storage", lambda *_, **__: MemoryEvents())
     result = run("subscriptions", "import", "--config", config, "--workspace", "acme", "-", text="")
     assert result.stderr == "engage: the configured storage does not store subscriptions\n"
+
+
+def test_an_unsubscription_by_an_address_is_an_objection(config: Path) -> None:
+    """Whether or not somebody has the address; a row that was undone since is none."""
+    rows = (
+        "identifierKey,identifier,groupId,subscribed,updatedAt\n"
+        "email,a@b.c,news,0,\nemail,New@b.c,news,0,2025-06-01\nemail,a@b.c,ads,1,\n"
+    )
+    assert load(config, rows).stdout == "4 choices imported, 2 objections of addresses\n"
+
+    def suppressed() -> set[tuple[str, str, int]]:
+        async def read(store: SuppressionStore) -> set[tuple[str, str, int]]:
+            wanted = [("email", "a@b.c"), ("email", "new@b.c")]
+            found = await store.suppressions("acme", wanted)
+            assert {one.reason for one in found} <= {"objection"}
+            return {(one.address, one.group_id, one.at) for one in found}
+
+        return on_store(config, read)
+
+    assert {one[:2] for one in suppressed()} == {("a@b.c", "news"), ("new@b.c", "news")}
+    on_store(config, lambda store: store.erase_suppressions("acme", [("email", "a@b.c")]))
+    change(config, "ann", TIME * 2, subscribed=True)
+    again = load(config, rows).stdout
+    assert (
+        again == "0 choices imported, 3 as before, 1 later choice kept, 1 objection of addresses\n"
+    )
+    assert {one[:2] for one in suppressed()} == {("new@b.c", "news")}

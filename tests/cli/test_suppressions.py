@@ -1,18 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``engage suppressions list`` and ``remove``."""
+"""``engage suppressions list``, ``remove`` and ``check``."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
 
+from engage.erasure.erase import hashed_address
 from engage.registry import Registry
+from engage.testing.factories import event, identify, user, visitor
+from engage.testing.storage.erasures import change
 from engage.testing.storage.suppressions import suppression
 from support.commands import run
 from support.exports import audit_of, on_store
 from support.memory_store import MemoryEvents
+from support.people import KEY
 from support.sqlite import config_file
 
 HEAD = "2025-01-01T00:00:00.00"
@@ -93,3 +98,50 @@ def test_a_storage_may_not_have_suppressions(config: Path, monkeypatch: pytest.M
         result = of_acme(config, command, "ann@b.c")
         assert result.exit_code == 1
         assert result.stderr == "engage: the configured storage does not store suppressions\n"
+
+
+def test_check_prints_who_must_not_be_written_to(tmp_path: Path) -> None:
+    path = config_file(tmp_path)
+    with path.open("a") as file:
+        file.write(f'[erasures]\nkey = "{KEY}"\n')
+    erased = hashed_address(KEY, "acme", "email", "erased@b.c")
+
+    async def fill(store: Any) -> None:
+        emails = {"on": "on@b.c", "off": "off@b.c", "two": "both@b.c", "none": "none@b.c"}
+        people = [identify(name, name, traits={"email": one}) for name, one in emails.items()]
+        visits = [
+            event(one, type="identify", anonymous_id=one, traits={"email": f"{one}@b.c"})
+            for one in ("both", "visitor")
+        ]
+        await store.write([*people, *visits])
+        choices = [(user("on"), True), (user("off"), False), (user("two"), True)]
+        for subject, on in [*choices, (visitor("both"), False), (visitor("visitor"), True)]:
+            await store.apply(
+                change(f"{subject}", "", subject=subject, choices={"news": on, "ads": False})
+            )
+        await store.suppress(
+            [
+                suppression("spam@b.c"),
+                suppression("on@b.c", group_id="ads", reason="objection"),
+                suppression("object@b.c", group_id="news", reason="objection"),
+                suppression(erased, reason="stop"),
+            ]
+        )
+
+    on_store(path, fill)
+    names = ("ON", "off", "both", "visitor", "none", "nobody", "spam", "Object", "erased")
+    (tmp_path / "list").write_text("\n".join([*(f" {one}@b.c" for one in names), "", "@"]))
+    result = of_acme(path, "check", "--group", "news", str(tmp_path / "list"))
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert [line.split("\t") for line in result.stdout.splitlines()] == [
+        ["off@b.c", "unsubscribed"],
+        ["both@b.c", "unsubscribed"],
+        ["none@b.c", "not subscribed"],
+        ["nobody@b.c", "not subscribed"],
+        ["spam@b.c", "complaint"],
+        ["Object@b.c", "objection"],
+        ["erased@b.c", "stop"],
+        ["@", "not an address"],
+    ]
+    result = of_acme(path, "check", "--group", "nope", str(tmp_path / "list"))
+    assert "'nope' is no subscription group of acme with addresses" in result.stderr

@@ -18,6 +18,7 @@ from engage.api import MAX_USERS, Kind, Page, ProfileStore, StorageUnavailable, 
 from engage.errors import ApiError
 from engage.keys.links import STEP, subscription_hash
 from engage.pipeline.subscriptions import Source, Subscriptions
+from engage.testing.storage.suppressions import suppression
 from support.each import each
 from support.memory_store import MemoryEvents, MemoryStore, MemorySubscriptions
 from support.pipeline import ACME, NOW, SECRET, error_of, make_core, turns
@@ -592,3 +593,54 @@ async def test_a_storage_without_profiles_finds_users_only_by_id() -> None:
     assert (await service.change(body(userId="u-1")))["news"] is False
     with pytest.raises(ApiError):
         await service.change(body())
+
+
+# ------------------------------------------------------------------------- objections of an address
+def objections(store: MemoryStore) -> dict[str, bool]:
+    """Return group → whether the objection of ada@example.com is lifted."""
+    return {
+        one.group_id: one.lifted
+        for one in store.stored.suppressions.values()
+        if (one.channel, one.address, one.reason) == ("email", "ada@example.com", "objection")
+    }
+
+
+async def test_an_unsubscription_by_an_address_is_an_objection_of_the_address() -> None:
+    store = store_with_users()
+    await put(store, body({"news": True}, identifier=" ADA@example.com"))
+    assert objections(store) == {}
+    await put(store, body({"news": False}, messageId="m"))
+    await put(store, body({"offers": False}))
+    assert objections(store) == {"news": False, "offers": False}
+    # What a provider reported stays.
+    at = NOW + 5
+    reports = [suppression("ada@example.com", reason=r, at=at) for r in ("complaint", "objection")]
+    await store.suppress([dataclasses.replace(one, group_id="news") for one in reports])
+    await put(store, body({"news": True}))
+    assert objections(store) == {"news": True, "offers": False}
+    wanted = [("email", "ada@example.com")]
+    assert {one.reason for one in await store.suppressions("acme", wanted)} == {
+        *("complaint", "objection")
+    }
+    # The unsubscription is repeated late: it was undone.
+    assert (await put(store, body({"news": False}, messageId="m")))["news"] is True
+    assert objections(store) == {"news": True, "offers": False}
+
+
+@each("fields", [{"identifierKey": "id", "identifier": "u-1"}, {"identifierKey": "phone"}])
+async def test_a_link_by_no_address_of_the_channel_is_no_objection(fields: dict[str, str]) -> None:
+    store = store_with_users()
+    store.users["acme", "phone", "+491"] = ["u-1"]
+    given = {"identifier": "+49 1", **fields}
+    await put(store, body({"news": False}, **given))
+    assert store.stored.suppressions == {}
+
+
+async def test_a_visitor_objects_for_its_address() -> None:
+    store = Held()
+    await put(store, body({"news": False}, visitor="anon", v=True))
+    assert objections(store) == {"news": False}
+    # A link from before that only a visitor fits, too.
+    store = Held()
+    await put(store, body({"news": False}, user="anon"))
+    assert objections(store) == {"news": False}

@@ -390,7 +390,7 @@ def test_the_users_and_choices_of_an_export_are_loaded(
     assert sorted(os.listdir(tmp_path)) == ["groups.ndjson", "users.ndjson"]
     [user] = [one for one in moved.export("users") if one["userId"] == "u-7"]
     assert (user["traits"], user["groups"]) == ({"email": address}, ["g-7"])
-    as_user, as_visitor = sign(("u-7", address), ("v-8", visitor))
+    as_user, _ = sign(("u-7", address), ("v-8", visitor))
     assert choices(moved, as_user) == (True, False)
 
     (tmp_path / "choices.csv").write_text(

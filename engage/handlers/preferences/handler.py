@@ -18,6 +18,7 @@ from engage.errors import ApiError, Limit, body_too_large
 from engage.handlers.base import Handler
 from engage.handlers.subscriptions import arguments_of, link_of, source_of
 from engage.keys.auth import KEYLESS_BODY
+from engage.pipeline.subscriptions import OBJECTION
 from engage.webhooks import form_fields
 
 if TYPE_CHECKING:
@@ -250,7 +251,12 @@ class PreferencesHandler(Handler):
     ) -> list[tuple[str, str, list[tuple[str, str, bool]]]]:
         """Return the choices by channel, with a note where something is not sent anyway."""
         suppressed = await self.services.pipeline.suppressions(person)
-        silent = {(one.channel, one.group_id) for one in suppressed}
+        # Who objected is shown as unsubscribed, unless it was somebody else with the address.
+        silent = {
+            (one.channel, one.group_id)
+            for one in suppressed
+            if one.reason != OBJECTION or state.get(one.group_id)
+        }
         by_channel: dict[str, list[SubscriptionGroup]] = {}
         for group in person.workspace.subscription_groups:
             by_channel.setdefault(group.channel, []).append(group)
