@@ -20,6 +20,7 @@ from engage.api import (
     Record,
     StorageError,
     StorageUnavailable,
+    Subject,
     SubscriptionChange,
     Suppression,
 )
@@ -206,10 +207,10 @@ class Engine(Transactions):
         with self._erasing() as db:
             return people.erase(db, workspace_id, kind, name)
 
-    def erase_choices(self, workspace_id: str, name: str, pseudonym: str) -> tuple[int, int]:
+    def erase_choices(self, workspace_id: str, subject: Subject, pseudonym: str) -> tuple[int, int]:
         """Erase choices, and return how many choices and records there were."""
         with self._erasing() as db:
-            return subscriptions.erase(db, workspace_id, name, pseudonym)
+            return subscriptions.erase(db, workspace_id, subject, pseudonym)
 
     def erase_suppressions(self, workspace_id: str, addresses: Sequence[tuple[str, str]]) -> int:
         """Erase suppressions, and return how many."""

@@ -17,9 +17,9 @@ from typing import Final
 from engage.api import ENGAGE_VERSION, StorageIncompatible, StorageMissing, StorageUnavailable
 
 #: Version of the tables. It increases with every addition to them.
-VERSION: Final = 1
+VERSION: Final = 2
 #: The oldest version that can read the tables. It increases when a change would mislead older ones.
-MIN_READER: Final = 1
+MIN_READER: Final = 2
 #: ``PRAGMA application_id``: "engg".
 APPLICATION_ID: Final = 0x656E6767
 
@@ -42,6 +42,13 @@ _SUPPRESSIONS: Final = """CREATE TABLE suppressions (
     address TEXT NOT NULL, group_id TEXT NOT NULL, reason TEXT NOT NULL, at INTEGER NOT NULL,
     lifted INTEGER NOT NULL, how TEXT NOT NULL, source_id TEXT NOT NULL,
     UNIQUE (workspace, channel, address, group_id, reason))"""
+
+# kind is that of the user or visitor, as in profiles.
+_CHOICES: Final = """CREATE TABLE choices (
+    id INTEGER PRIMARY KEY, workspace TEXT NOT NULL, kind INTEGER NOT NULL, name TEXT NOT NULL,
+    group_id TEXT NOT NULL, subscribed INTEGER NOT NULL, updated_at INTEGER NOT NULL,
+    change_id TEXT NOT NULL, UNIQUE (workspace, kind, name, group_id))"""
+_HISTORY_SUBJECT: Final = "CREATE INDEX history_subject ON history (workspace, kind, name)"
 
 _TABLES: Final = (
     # Numbers of the store itself: version, min_reader, opens (how often it was opened), merged (the
@@ -108,17 +115,15 @@ _TABLES: Final = (
     """CREATE TABLE indexed (
         workspace TEXT NOT NULL, trait TEXT NOT NULL,
         PRIMARY KEY (workspace, trait)) WITHOUT ROWID""",
-    """CREATE TABLE choices (
-        id INTEGER PRIMARY KEY, workspace TEXT NOT NULL, user_id TEXT NOT NULL,
-        group_id TEXT NOT NULL, subscribed INTEGER NOT NULL, updated_at INTEGER NOT NULL,
-        change_id TEXT NOT NULL, UNIQUE (workspace, user_id, group_id))""",
+    _CHOICES,
     "CREATE TABLE changes (key BLOB PRIMARY KEY) WITHOUT ROWID",
     """CREATE TABLE history (
         seq INTEGER PRIMARY KEY AUTOINCREMENT, change_id TEXT NOT NULL, workspace TEXT NOT NULL,
-        user_id TEXT NOT NULL, group_id TEXT NOT NULL, before INTEGER, after INTEGER NOT NULL,
-        at INTEGER NOT NULL, how TEXT NOT NULL, secret TEXT NOT NULL DEFAULT '',
-        user_agent TEXT NOT NULL DEFAULT '', address TEXT NOT NULL DEFAULT '')""",
-    "CREATE INDEX history_user ON history (workspace, user_id)",
+        kind INTEGER NOT NULL, name TEXT NOT NULL, group_id TEXT NOT NULL, before INTEGER,
+        after INTEGER NOT NULL, at INTEGER NOT NULL, how TEXT NOT NULL,
+        secret TEXT NOT NULL DEFAULT '', user_agent TEXT NOT NULL DEFAULT '',
+        address TEXT NOT NULL DEFAULT '')""",
+    _HISTORY_SUBJECT,
     _SUPPRESSIONS,
     """CREATE TABLE letters (
         seq INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL UNIQUE, id TEXT NOT NULL,
@@ -153,6 +158,20 @@ _TABLES: Final = (
         PRIMARY KEY (step, at, series, process)) WITHOUT ROWID""",
 )
 
+_VISITORS: Final = "(SELECT workspace, name FROM ids WHERE is_visitor)"
+#: Make the choices of the table ``taken``, and their records.
+_TAKE: Final = (
+    "INSERT INTO history (change_id, workspace, kind, name, group_id, before, after, at, how) "
+    "SELECT change_id, workspace, kind, name, group_id, before, 0, at, 'upgrade' FROM taken "
+    "WHERE NOT EXISTS (SELECT 1 FROM changes WHERE key = change_key(workspace, change_id))",
+    "INSERT INTO choices (workspace, kind, name, group_id, subscribed, updated_at, change_id) "
+    "SELECT workspace, kind, name, group_id, 0, at, change_id FROM taken "
+    "WHERE NOT EXISTS (SELECT 1 FROM changes WHERE key = change_key(workspace, change_id)) "
+    "ON CONFLICT (workspace, kind, name, group_id) DO UPDATE SET subscribed = 0, "
+    "updated_at = excluded.updated_at, change_id = excluded.change_id",
+    "INSERT OR IGNORE INTO changes SELECT change_key(workspace, change_id) FROM taken",
+)
+
 #: Version → the statements that make a store of it from one of the version before.
 MIGRATIONS: Final[Mapping[int, Sequence[str]]] = {
     0: (
@@ -181,6 +200,64 @@ MIGRATIONS: Final[Mapping[int, Sequence[str]]] = {
         "ALTER TABLE history ADD COLUMN user_agent TEXT NOT NULL DEFAULT ''",
         "ALTER TABLE history ADD COLUMN address TEXT NOT NULL DEFAULT ''",
         _SUPPRESSIONS,
+    ),
+    # Choices were of an id, which was a user's or a visitor's: see "Choices from earlier versions"
+    # in docs/events.md.
+    2: (
+        # The ids, and as what each occurs: 1 as a user's, 2 as a visitor's, 3 in one event as both.
+        "CREATE TEMP TABLE seen (workspace, name, bits, PRIMARY KEY (workspace, name, bits))",
+        "INSERT INTO seen SELECT workspace, user_id, 0 FROM choices "
+        "UNION SELECT workspace, user_id, 0 FROM history",
+        f"INSERT OR IGNORE INTO seen SELECT s.workspace, s.name, 1 + (p.kind = {VISITOR}) "
+        "FROM seen s CROSS JOIN profiles p ON p.workspace = s.workspace AND p.name = s.name "
+        f"AND (p.kind = {VISITOR} OR p.kind = {USER} AND (p.created_at NOT NULL OR p.links > 0))",
+        "INSERT OR IGNORE INTO seen SELECT s.workspace, s.name, 2 FROM seen s "
+        "CROSS JOIN links l ON l.workspace = s.workspace AND l.anonymous_id = s.name "
+        "AND l.received_at IS NOT NULL AND l.undone = 0",
+        "INSERT OR IGNORE INTO seen SELECT s.workspace, s.name, "
+        "(s.name IS e.user_id) + 2 * (s.name IS e.anonymous_id) "
+        "FROM events e CROSS JOIN seen s ON s.workspace = e.workspace "
+        "AND s.name IN (e.user_id, e.anonymous_id) AND s.bits = 0",
+        "CREATE TEMP TABLE ids (workspace, name, is_visitor, is_both, "
+        "PRIMARY KEY (workspace, name))",
+        "INSERT INTO ids SELECT workspace, name, max(bits & 1) = 0 AND max(bits & 2) = 2, "
+        "max(bits & 1) * 2 = max(bits & 2) FROM seen GROUP BY workspace, name",
+        "DROP TABLE seen",
+        "DROP INDEX history_user",
+        f"ALTER TABLE history ADD COLUMN kind INTEGER NOT NULL DEFAULT {USER}",
+        "ALTER TABLE history RENAME COLUMN user_id TO name",
+        f"UPDATE history SET kind = {VISITOR} WHERE (workspace, name) IN {_VISITORS}",
+        _HISTORY_SUBJECT,
+        "ALTER TABLE choices RENAME TO earlier",
+        _CHOICES,
+        f"INSERT INTO choices SELECT c.id, c.workspace, {VISITOR} * i.is_visitor, c.name, "
+        "c.group_id, c.subscribed, c.updated_at, c.change_id FROM (SELECT *, user_id AS name "
+        "FROM earlier) c CROSS JOIN ids i USING (workspace, name)",
+        "DROP TABLE earlier",
+        f"DELETE FROM profiles WHERE kind = {USER} AND (workspace, name) IN {_VISITORS}",
+        # Unsubscriptions that are also of a visitor, and then those that are also of its user.
+        "CREATE TEMP TABLE taken (workspace, kind, name, group_id, before, at, change_id)",
+        f"INSERT INTO taken SELECT workspace, {VISITOR}, name, group_id, NULL, updated_at, "
+        "'upgrade-visitor-' || id FROM choices CROSS JOIN ids USING (workspace, name) "
+        "WHERE is_both AND NOT subscribed",
+        *_TAKE,
+        f"INSERT INTO taken SELECT v.workspace, {USER}, o.name, v.group_id, c.subscribed, "
+        "max(v.updated_at), 'upgrade-user-' || v.id FROM choices v CROSS JOIN profiles o ON o.id = "
+        "(SELECT l.profile FROM links l WHERE l.workspace = v.workspace "
+        "AND l.anonymous_id = v.name AND l.received_at IS NOT NULL AND l.undone = 0 "
+        "ORDER BY l.received_at, l.message_id, l.origin, l.profile LIMIT 1) "
+        "AND (o.created_at NOT NULL OR o.chosen_first NOT NULL) "
+        f"LEFT JOIN choices c ON c.workspace = o.workspace AND c.kind = {USER} "
+        "AND c.name = o.name AND c.group_id = v.group_id "
+        f"WHERE v.kind = {VISITOR} AND NOT v.subscribed "
+        "AND (c.id IS NULL OR c.subscribed AND c.updated_at < v.updated_at) "
+        "GROUP BY o.id, v.group_id",
+        *_TAKE,
+        "UPDATE profiles SET chosen_first = ifnull(chosen_first, updated_at), "
+        f"chosen_last = ifnull(chosen_last, updated_at) WHERE kind = {USER} "
+        "AND (workspace, name) IN (SELECT workspace, name FROM taken)",
+        "DROP TABLE taken",
+        "DROP TABLE ids",
     ),
 }
 

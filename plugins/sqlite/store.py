@@ -40,6 +40,7 @@ from engage.api import (
     StorageUnavailable,
     StoredLink,
     StoreProblem,
+    Subject,
     SubscriptionChange,
     SubscriptionRecord,
     SubscriptionState,
@@ -237,10 +238,10 @@ class SqliteStorage(
 
     async def holders(
         self, workspace_id: str, trait: str, value: str, *, after: str | None, limit: int
-    ) -> Page[str]:
+    ) -> Page[Subject]:
         place = None if after is None else _place(after, int, int, int)
-        names, last = await self._read(people.holders, workspace_id, trait, value, place, limit)
-        return Page(names, _cursor(last))
+        subjects, last = await self._read(people.holders, workspace_id, trait, value, place, limit)
+        return Page(subjects, _cursor(last))
 
     async def visitor(self, workspace_id: str, anonymous_id: str) -> VisitorProfile | None:
         return await self._read(people.find_visitor, workspace_id, anonymous_id)
@@ -288,30 +289,25 @@ class SqliteStorage(
     ) -> Sequence[Mapping[str, bool]]:
         return await self._writer.call(operations.APPLY_ALL, list(changes))
 
-    async def state(self, workspace_id: str, user_id: str) -> Mapping[str, bool]:
-        return await self._read(subscriptions.state, workspace_id, user_id)
+    async def state(self, workspace_id: str, subject: Subject) -> Mapping[str, bool]:
+        return await self._read(subscriptions.state, workspace_id, subject)
 
     async def scan_subscriptions(
         self, workspace_id: str | None, *, after: str | None, limit: int
     ) -> Page[SubscriptionState]:
         return await self._page(subscriptions.scan, workspace_id, after=after, limit=limit)
 
-    async def scan_choices(
-        self, workspace_id: str | None, *, after: str | None, limit: int
-    ) -> Page[SubscriptionState]:
-        return await self._page(subscriptions.scan_choices, workspace_id, after=after, limit=limit)
-
     async def history(
         self,
         workspace_id: str | None,
-        user_id: str | None,
+        subject: Subject | None,
         *,
         since: int = 0,
         after: str | None,
         limit: int,
     ) -> Page[SubscriptionRecord]:
         return await self._page(
-            subscriptions.history, workspace_id, user_id, since, after=after, limit=limit
+            subscriptions.history, workspace_id, subject, since, after=after, limit=limit
         )
 
     # ---------------------------------------------------------------------- suppressions
@@ -410,10 +406,12 @@ class SqliteStorage(
     async def linked_to(self, workspace_id: str, user_id: str) -> Sequence[str]:
         return await self._read(people.linked_to, workspace_id, user_id)
 
-    async def erase_choices(self, workspace_id: str, name: str, pseudonym: str) -> tuple[int, int]:
-        if not is_text(name):
+    async def erase_choices(
+        self, workspace_id: str, subject: Subject, pseudonym: str
+    ) -> tuple[int, int]:
+        if not is_text(subject.id):
             return 0, 0
-        return await self._writer.call(operations.ERASE_CHOICES, workspace_id, name, pseudonym)
+        return await self._writer.call(operations.ERASE_CHOICES, workspace_id, subject, pseudonym)
 
     async def erase_suppressions(
         self, workspace_id: str, addresses: Collection[tuple[str, str]]

@@ -21,6 +21,7 @@ from .connection import (
     file_identity,
     is_disk_error,
     is_lock_error,
+    key_of,
     lack_of_space,
     primary_code,
     translating_errors,
@@ -128,6 +129,7 @@ class Transactions(FileConnection):
         self.is_preparing = self._serving
         try:
             if self._serving:
+                db.create_function("change_key", 2, key_of, deterministic=True)
                 schema.migrate(db)
             schema.require_current(db, self.settings.path)
             self._profiles.prepare(db, serving=self._serving)

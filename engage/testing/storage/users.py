@@ -92,19 +92,19 @@ class UserTests:
         assert len(few) == 1
 
     @on_open(ProfileStore)
-    async def test_the_id_of_a_user_is_not_linked_as_an_anonymous_id(self, store: Any) -> None:
+    async def test_an_anonymous_id_may_have_the_text_of_a_user_id(self, store: Any) -> None:
+        """Except that of the user to which it would be linked: some clients send it as both."""
         await store_all(store, identify("1", "known"), identify("0", "u", workspace="other"))
         await store_all(
             store,
             event("2", type="alias", user_id="u", previousId="known"),
             event("3", user_id="u", anonymous_id="known"),
             event("4", type="alias", user_id="u", previousId="unknown"),
-            # The id of a user of another workspace can be linked.
-            event("5", type="alias", user_id="v", previousId="u", workspace="other"),
+            event("5", user_id="u", anonymous_id="u"),
             event("6", type="alias", user_id="v", previousId="known", workspace="other"),
         )
         profile = await profile_of(store, "u")
-        assert profile.anonymous_ids == ["unknown"]
+        assert profile.anonymous_ids == ["known", "unknown"]
         profile = await profile_of(store, "v", "other")
         assert profile.anonymous_ids == ["known"]
 

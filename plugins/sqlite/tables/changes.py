@@ -35,6 +35,7 @@ Pair = tuple[Subject, str]
 
 #: Their numbers in the tables.
 KINDS: Final = {Kind.USER: USER, Kind.VISITOR: VISITOR, Kind.GROUP: GROUP}
+KIND_OF: Final = {number: kind for kind, number in KINDS.items()}
 
 
 # Not frozen: the ``__init__`` of a frozen class takes longer, and each identify event has one.

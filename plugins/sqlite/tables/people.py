@@ -25,6 +25,7 @@ from engage.api import (
     GroupProfile,
     ProfileLimits,
     Registers,
+    Subject,
     UserProfile,
     VisitorProfile,
     identifier_value,
@@ -32,6 +33,7 @@ from engage.api import (
 
 from ..connection import is_text, look_up
 from ..schema import GROUP, USER, VISITOR
+from .changes import KIND_OF
 from .paging import Window
 from .profiles import REMOVED
 
@@ -39,12 +41,8 @@ Item = TypeVar("Item")
 
 
 def _exists(user: str) -> str:
-    """Return a condition: a choice makes a user exist only if there is no visitor with the id."""
-    return (
-        f"({user}.created_at IS NOT NULL OR {user}.chosen_first IS NOT NULL AND NOT EXISTS "
-        f"(SELECT 1 FROM profiles w WHERE w.workspace = {user}.workspace "
-        f"AND w.kind = {VISITOR} AND w.name = {user}.name))"
-    )
+    """Return a condition: an event or a choice made a user exist."""
+    return f"({user}.created_at IS NOT NULL OR {user}.chosen_first IS NOT NULL)"
 
 
 #: The number of the user to whom a visitor ``v`` was linked first.
@@ -53,17 +51,12 @@ _FIRST: Final = """(SELECT f.profile FROM links f
     AND f.received_at IS NOT NULL AND f.undone = 0
     ORDER BY f.received_at, f.message_id, f.origin, f.profile LIMIT 1)"""
 #: The number of the user that a visitor ``v`` belongs to.
-_OWNER: Final = f"""(SELECT o.id FROM profiles o WHERE o.id = {_FIRST}
-    AND {_exists("o")} AND NOT EXISTS (
-        SELECT 1 FROM profiles n WHERE n.workspace = v.workspace AND n.kind = {USER}
-        AND n.name = v.name AND n.created_at IS NOT NULL))"""
+_OWNER: Final = f"(SELECT o.id FROM profiles o WHERE o.id = {_FIRST} AND {_exists('o')})"
 
 
-#: Whether a visitor ``v`` may expire: it belongs to nobody, and made no choice, which would be lost
-#: for a later user.
-_MAY_EXPIRE: Final = f"""{_OWNER} IS NULL AND NOT EXISTS (SELECT 1 FROM profiles c
-    WHERE c.workspace = v.workspace AND c.kind = {USER} AND c.name = v.name
-    AND c.chosen_first IS NOT NULL)"""
+#: Whether a visitor ``v`` may expire: it belongs to nobody, and has no choice.
+_MAY_EXPIRE: Final = f"""{_OWNER} IS NULL AND NOT EXISTS (SELECT 1 FROM choices c
+    WHERE c.workspace = v.workspace AND c.kind = {VISITOR} AND c.name = v.name)"""
 
 
 def _columns(profile: str) -> str:
@@ -227,7 +220,7 @@ def holders(
     value: str,
     after: tuple[int, int, int] | None,
     limit: int,
-) -> tuple[list[str], tuple[int, int, int] | None]:
+) -> tuple[list[Subject], tuple[int, int, int] | None]:
     """Return a page of the users and visitors who have a value, and its cursor."""
     if not is_text(value):
         return [], None
@@ -236,15 +229,11 @@ def holders(
         "CROSS JOIN profiles p ON p.id = i.profile "
         "WHERE i.workspace = ? AND i.trait = ? AND i.value = ? "
         "AND (i.kind, i.claimed_at, i.profile) > (?, ?, ?) "
-        # The user with the id of a visitor was on an earlier page.
-        f"AND (i.kind = {USER} OR NOT EXISTS (SELECT 1 FROM profiles u CROSS JOIN identifiers j "
-        "ON j.profile = u.id AND j.trait = i.trait AND j.value = i.value "
-        f"WHERE u.workspace = p.workspace AND u.kind = {USER} AND u.name = p.name)) "
         "ORDER BY i.kind, i.claimed_at, i.profile LIMIT ?",
         (workspace_id, trait, value, *(after or (-1, 0, 0)), limit),
     ).fetchall()
     last = rows[-1][1:] if len(rows) == limit else None
-    return [name for name, *_ in rows], last
+    return [Subject(KIND_OF[kind], name) for name, kind, *_ in rows], last
 
 
 def users_beginning(
@@ -263,37 +252,19 @@ def users_beginning(
     return [name for (name,) in rows]
 
 
-def person_of(db: sqlite3.Connection, workspace_id: str, name: str) -> tuple[str | None, list[str]]:
-    """Return the user that an id belongs to, if any, and the ids of the user and its visitors, or
-    just the id."""
-    user = db.execute(
-        f"SELECT {_columns('u')} FROM (SELECT ? AS workspace, ? AS name) v "
-        "CROSS JOIN profiles u ON u.id = coalesce((SELECT n.id FROM profiles n WHERE "
-        f"n.workspace = v.workspace AND n.kind = {USER} AND n.name = v.name AND {_exists('n')}), "
-        f"{_OWNER})",
-        (workspace_id, name),
-    ).fetchone()
-    if user is None:
-        return None, [name]
-    _, visitors = _links(db, [user])[user[0]]
-    return user[2], [user[2], *(one[2] for one in visitors)]
-
-
 def identifier_history(
     db: sqlite3.Connection, workspace_id: str, trait: str, ids: Sequence[str]
 ) -> dict[str, set[str]]:
-    """Return the values of a trait that people have or had, by each of these ids."""
+    """Return the values of a trait that users have or had, by each of these ids."""
     found: dict[str, set[str]] = {}
-    for name in filter(is_text, ids):
-        _, names = person_of(db, workspace_id, name)
-        for table in ("identifiers", "claims"):
-            query = (
-                "SELECT c.value FROM {keys} k CROSS JOIN profiles p ON p.workspace = k.column1 "
-                f"AND p.kind IN ({USER}, {VISITOR}) AND p.name = k.column2 "
-                f"CROSS JOIN {table} c ON c.profile = p.id AND c.trait = k.column3"
-            )
-            for (value,) in look_up(db, query, [(workspace_id, one, trait) for one in names]):
-                found.setdefault(name, set()).add(value)
+    for name in ids:
+        for user in _by_id(db, USER, workspace_id, name):
+            _, visitors = _links(db, [user])[user[0]]
+            for table in ("identifiers", "claims"):
+                query = f"SELECT value FROM {{keys}} CROSS JOIN {table} ON profile = column1"
+                keys = [(one[0], trait) for one in (user, *visitors)]
+                for (value,) in look_up(db, f"{query} AND trait = column2", keys):
+                    found.setdefault(name, set()).add(value)
     return found
 
 
@@ -429,10 +400,7 @@ def _links(db: sqlite3.Connection, users: Collection[Row]) -> Linked:
         "FROM {keys} k CROSS JOIN links l ON l.profile = k.column1 "
         f"LEFT JOIN profiles v ON v.workspace = l.workspace AND v.kind = {VISITOR} "
         "AND v.name = l.anonymous_id "
-        f"LEFT JOIN profiles n ON n.workspace = l.workspace AND n.kind = {USER} "
-        "AND n.name = l.anonymous_id "
-        "WHERE l.received_at IS NOT NULL AND l.undone = 0 AND n.created_at IS NULL "
-        "AND (n.chosen_first IS NULL OR v.id IS NOT NULL)"
+        "WHERE l.received_at IS NOT NULL AND l.undone = 0"
     )
     found: Linked = {row[0]: ([], []) for row in users}
     for row in look_up(db, query, [row[:1] for row in users if row[7]]):

@@ -21,6 +21,7 @@ from engage.api import (
     Outcome,
     Record,
     Status,
+    Subject,
     SubscriptionChange,
     Suppression,
 )
@@ -78,7 +79,7 @@ ERASE_PROFILE: Final[Operation[bool]] = _operation(
     "erase_profile", tuple[str, int, str], bool, repeatable=False
 )
 ERASE_CHOICES: Final[Operation[tuple[int, int]]] = _operation(
-    "erase_choices", tuple[str, str, str], tuple[int, int], repeatable=False
+    "erase_choices", tuple[str, Subject, str], tuple[int, int], repeatable=False
 )
 ERASE_SUPPRESSIONS: Final[Operation[int]] = _operation(
     "erase_suppressions", tuple[str, list[tuple[str, str]]], int

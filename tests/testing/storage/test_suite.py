@@ -11,6 +11,7 @@ import itertools
 import os
 import sqlite3
 import sys
+from collections import ChainMap
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -43,12 +44,14 @@ from engage.api import (
     StorageUnavailable,
     StoredLink,
     StoreProblem,
-    SubscriptionRecord,
+    Subject,
+    SubscriptionChange,
     SubscriptionStore,
     Suppression,
     SuppressionStore,
 )
 from engage.testing import Bench, StorageConformance, harness, identify
+from engage.testing.factories import user, visitor
 from engage_plugins.sqlite.store import SqliteStorage
 from support import flaws
 from support.memory_store import MemoryEvents
@@ -276,12 +279,25 @@ ForgetsTheSource = given("apply", secret="", user_agent="", address="")
 IgnoresSince = flaws.called(SqliteStorage, "history", since=0)
 
 
-class RecordsOnlyWhatHolds(SqliteStorage):
-    """Has no record of a choice while a later one of another id of the person holds."""
+class OneNamespace(SqliteStorage):
+    """Takes an anonymous id for a user id."""
 
-    async def history(self, *arguments: Any, **options: Any) -> Page[SubscriptionRecord]:
-        page = await super().history(*arguments, **options)
-        return Page([one for one in page.items if one.before is not one.after], page.cursor)
+    async def apply_all(
+        self, changes: Sequence[SubscriptionChange]
+    ) -> Sequence[Mapping[str, bool]]:
+        found = [dataclasses.replace(one, subject=user(one.subject.id)) for one in changes]
+        return await super().apply_all(found)
+
+
+class CrossesLinks(SqliteStorage):
+    """Gives a user the choices of its visitors."""
+
+    async def state(self, workspace_id: str, subject: Subject) -> Mapping[str, bool]:
+        profile = await self.profile(workspace_id, subject.id)
+        names = () if profile is None else profile.anonymous_ids
+        subjects = [*map(visitor, names), subject]
+        states = [await SqliteStorage.state(self, workspace_id, one) for one in subjects]
+        return ChainMap(*map(dict, states))
 
 
 #: Loses some records.
@@ -540,8 +556,8 @@ class KeepsLinks(SqliteStorage):
     async def erase_profile(self, workspace_id: str, kind: Kind, name: str) -> bool:
         links = await self.links_to(workspace_id, "a")
         done = await super().erase_profile(workspace_id, kind, name)
-        for user, at in links:
-            again = identify("again", user, anonymous_id="a")
+        for owner, at in links:
+            again = identify("again", owner, anonymous_id="a")
             await self.reapply([dataclasses.replace(again, received_at=at)])
         return done
 
@@ -624,7 +640,11 @@ FLAWS = [
     (IncludesTheEnd, "test_sums_are_filtered_and_read_in_pages"),
     (ForgetsTheSource, "test_a_record_says_from_where_the_change_came"),
     (IgnoresSince, "test_the_history_begins_at_a_time"),
-    (RecordsOnlyWhatHolds, "test_each_choice_is_that_of_its_last_record"),
+    (LosesRecords, "test_each_choice_is_that_of_its_last_record"),
+    (OneNamespace, "test_a_user_and_a_visitor_with_one_id_are_two"),
+    (OneNamespace, "test_a_choice_of_a_visitor_makes_no_profile"),
+    (OneNamespace, "test_a_visitor_who_chose_does_not_expire"),
+    (CrossesLinks, "test_a_choice_crosses_to_no_other_id"),
     (LosesRecords, "test_concurrent_changes_leave_a_consistent_history"),
     (FindsLifted, "test_lifting_one_reason_leaves_the_others"),
     (LastSuppressionWins, "test_the_latest_holds_in_whatever_order_they_arrive"),
