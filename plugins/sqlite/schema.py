@@ -158,6 +158,11 @@ _TABLES: Final = (
         PRIMARY KEY (step, at, series, process)) WITHOUT ROWID""",
 )
 
+#: The number of the user to whom an anonymous id ``v.name`` was linked first.
+_FIRST_USER: Final = """(SELECT l.profile FROM links l WHERE l.workspace = v.workspace
+    AND l.anonymous_id = v.name AND l.received_at IS NOT NULL AND l.undone = 0
+    ORDER BY l.received_at, l.message_id, l.origin, l.profile LIMIT 1)"""
+_EXISTS: Final = "(o.created_at NOT NULL OR o.chosen_first NOT NULL)"
 _VISITORS: Final = "(SELECT workspace, name FROM ids WHERE is_visitor)"
 #: Make the choices of the table ``taken``, and their records.
 _TAKE: Final = (
@@ -171,6 +176,14 @@ _TAKE: Final = (
     "updated_at = excluded.updated_at, change_id = excluded.change_id",
     "INSERT OR IGNORE INTO changes SELECT change_key(workspace, change_id) FROM taken",
 )
+
+#: How many subscriptions of visitors were the latest choice of a user, in version 1.
+_STOPPING: Final = f"""SELECT count(*) FROM (SELECT *, user_id AS name FROM choices) v
+    CROSS JOIN profiles o ON o.id = {_FIRST_USER} AND {_EXISTS} LEFT JOIN choices c
+    ON c.workspace = v.workspace AND c.user_id = o.name AND c.group_id = v.group_id
+    WHERE v.subscribed AND ifnull(c.updated_at < v.updated_at, 1) AND NOT EXISTS (
+        SELECT 1 FROM profiles n WHERE n.workspace = v.workspace AND n.kind = {USER}
+        AND n.name = v.name AND n.created_at NOT NULL)"""
 
 #: Version → the statements that make a store of it from one of the version before.
 MIGRATIONS: Final[Mapping[int, Sequence[str]]] = {
@@ -243,10 +256,7 @@ MIGRATIONS: Final[Mapping[int, Sequence[str]]] = {
         *_TAKE,
         f"INSERT INTO taken SELECT v.workspace, {USER}, o.name, v.group_id, c.subscribed, "
         "max(v.updated_at), 'upgrade-user-' || v.id FROM choices v CROSS JOIN profiles o ON o.id = "
-        "(SELECT l.profile FROM links l WHERE l.workspace = v.workspace "
-        "AND l.anonymous_id = v.name AND l.received_at IS NOT NULL AND l.undone = 0 "
-        "ORDER BY l.received_at, l.message_id, l.origin, l.profile LIMIT 1) "
-        "AND (o.created_at NOT NULL OR o.chosen_first NOT NULL) "
+        f"{_FIRST_USER} AND {_EXISTS} "
         f"LEFT JOIN choices c ON c.workspace = o.workspace AND c.kind = {USER} "
         "AND c.name = o.name AND c.group_id = v.group_id "
         f"WHERE v.kind = {VISITOR} AND NOT v.subscribed "
@@ -369,9 +379,12 @@ def require_current(db: sqlite3.Connection, path: str) -> None:
     """
     version = version_of(db)
     if version < VERSION:
+        (stopping,) = db.execute(_STOPPING).fetchone() if version == 1 else (0,)
+        note = f"; then subscriptions of visitors stop counting for their users: {stopping}"
         raise StorageIncompatible(
             f"{path}: made by an earlier version of engage (store version {version}; this is "
             f"version {VERSION}): start `engage serve` once, which brings the store up to date"
+            f"{note if stopping else ''}"
         )
 
 

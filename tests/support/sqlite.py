@@ -46,8 +46,22 @@ type = "opt_in"
 id = "other"
 """
 
+#: Make the tables of version 1, in which an id of a choice was a user's or a visitor's.
+ONE_NAMESPACE = """
+ALTER TABLE choices RENAME TO later;
+CREATE TABLE choices (
+    id INTEGER PRIMARY KEY, workspace TEXT NOT NULL, user_id TEXT NOT NULL,
+    group_id TEXT NOT NULL, subscribed INTEGER NOT NULL, updated_at INTEGER NOT NULL,
+    change_id TEXT NOT NULL, UNIQUE (workspace, user_id, group_id));
+INSERT OR IGNORE INTO choices SELECT id, workspace, name, group_id, subscribed, updated_at,
+    change_id FROM later;
+DROP TABLE later; DROP INDEX history_subject; ALTER TABLE history DROP COLUMN kind;
+ALTER TABLE history RENAME COLUMN name TO user_id;
+CREATE INDEX history_user ON history (workspace, user_id);
+UPDATE store SET value = 1 WHERE name IN ('version', 'min_reader');
+"""
 #: Make the tables of a checkout from before suppressed addresses and the provenance of choices.
-WITHOUT_SUPPRESSIONS = """
+WITHOUT_SUPPRESSIONS = f"""{ONE_NAMESPACE}
 DROP TABLE suppressions; ALTER TABLE history DROP COLUMN secret;
 ALTER TABLE history DROP COLUMN user_agent; ALTER TABLE history DROP COLUMN address;
 """

@@ -22,9 +22,11 @@ import pytest
 
 from engage.api import (
     EventFilter,
+    Kind,
     ProfileLimits,
     StorageIncompatible,
     StorageUnavailable,
+    Subject,
     SubscriptionChange,
 )
 from engage.testing import event
@@ -108,7 +110,12 @@ def taken_over(path: Path, events: Iterable[int]) -> Engine:
 
 # ------------------------------------------------------------------------------------ an engine
 CHANGE = SubscriptionChange(
-    id="c", workspace_id="acme", user_id="ada", choices={"news": True}, at=TIME, how="api"
+    id="c",
+    workspace_id="acme",
+    subject=Subject(Kind.USER, "ada"),
+    choices={"news": True},
+    at=TIME,
+    how="api",
 )
 CALLS: dict[str, Callable[[Engine], object]] = {
     "write": lambda engine: write(engine, 100),
@@ -202,7 +209,7 @@ READS: dict[str, tuple[Callable[..., object], tuple[object, ...]]] = {
     "recent": (events.recent, (EventFilter(), None, 9)),
     "find": (events.find, (key_of("acme", "api", "1"),)),
     "profile": (People(ProfileLimits(), {}).find, ("acme", "u")),
-    "state": (subscriptions.state, ("acme", "u")),
+    "state": (subscriptions.state, ("acme", Subject(Kind.USER, "u"))),
     "records_version": (records.version, ("key",)),
 }
 

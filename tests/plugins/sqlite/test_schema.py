@@ -10,19 +10,21 @@ import contextlib
 import dataclasses
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from engage.api import ENGAGE_VERSION, StorageIncompatible, SubscriptionChange
+from engage.api import ENGAGE_VERSION, Kind, StorageIncompatible, Subject, SubscriptionChange
 from engage.testing import WORKSPACE, event, identify
-from engage.testing.factories import TIME, all_pages, profile_of, store_all
+from engage.testing.factories import TIME, all_pages, profile_of, store_all, user, visitor
+from engage.testing.storage.subscriptions import unproven
 from engage.testing.storage.suppressions import suppression
 from engage.testing.storage.visitors import visit
 from engage_plugins.sqlite import schema
 from engage_plugins.sqlite.engine import Engine
 from engage_plugins.sqlite.reader import Reader
 from engage_plugins.sqlite.store import SqliteStorage
-from support.sqlite import WITHOUT_SUPPRESSIONS, WITHOUT_VISITORS, make, settings
+from support.sqlite import ONE_NAMESPACE, WITHOUT_SUPPRESSIONS, WITHOUT_VISITORS, make, settings
 from support.sqlite_keys import are_duplicates, opened, write_all
 
 ADD_A_TABLE = "CREATE TABLE added (name TEXT)"
@@ -156,14 +158,19 @@ async def test_a_store_from_before_suppressions_is_brought_up_to_date(
     store: SqliteStorage, tmp_path: Path, path: Path
 ) -> None:
     first = SubscriptionChange(
-        id="1", workspace_id=WORKSPACE, user_id="u", choices={"news": True}, at=TIME, how="api"
+        id="1",
+        workspace_id=WORKSPACE,
+        subject=Subject(Kind.USER, "u"),
+        choices={"news": True},
+        at=TIME,
+        how="api",
     )
     await store.apply(first)
     again = await brought_up_to_date(store, tmp_path, path, WITHOUT_SUPPRESSIONS)
     await again.apply(
         dataclasses.replace(first, id="2", choices={"news": False}, secret="0a1b2c3d")
     )
-    records = await all_pages(again.history, WORKSPACE, "u")
+    records = await all_pages(again.history, WORKSPACE, user("u"))
     assert [(one.change_id, one.secret, one.address) for one in records] == [
         ("1", "", ""),
         ("2", "0a1b2c3d", ""),
@@ -185,11 +192,16 @@ async def test_a_store_from_before_visitors_is_brought_up_to_date(
     choice = {"news": True}
     await store.apply(
         SubscriptionChange(
-            id="c", workspace_id=WORKSPACE, user_id="u", choices=choice, at=TIME, how="api"
+            id="c",
+            workspace_id=WORKSPACE,
+            subject=Subject(Kind.USER, "u"),
+            choices=choice,
+            at=TIME,
+            how="api",
         )
     )
     again = await brought_up_to_date(store, tmp_path, path, WITHOUT_VISITORS)
-    assert await again.state(WORKSPACE, "u") == choice
+    assert await again.state(WORKSPACE, Subject(Kind.USER, "u")) == choice
     found = await again.find_users(WORKSPACE, "email", ["a@b.c"])
     assert dict(found) == {"a@b.c": ["first", "u"]}
     # The link is older than all.
@@ -198,3 +210,97 @@ async def test_a_store_from_before_visitors_is_brought_up_to_date(
     assert (await profile_of(again, "u")).traits == {**email, "a": 1}
     assert (await profile_of(again, "first")).traits == email
     await again.close()
+
+
+async def test_choices_of_an_earlier_version_are_given_to_users_and_visitors(path: Path) -> None:
+    """As "Choices from earlier versions" in docs/events.md says."""
+    store = make(path.parent)
+    await store.open(create=True)
+    await store_all(
+        store,
+        identify("1", "ann", anonymous_id="a-1"),
+        visit("2", "a-1", traits={"email": "a@b.c"}),
+        visit("3", "alone"),
+        event("4", anonymous_id="seen"),
+        event("5", user_id="ghost", anonymous_id="linked"),
+        event("6", user_id="tracked"),
+        identify("7", "both"),
+        event("8", anonymous_id="both"),
+        event("9", user_id="same", anonymous_id="same"),
+        identify("10", "bob", anonymous_id="b-1"),
+        event("11", user_id="bob", anonymous_id="b-2"),
+    )
+
+    async def choose(name: str, at: int, **choices: bool) -> None:
+        made = f"{name} {at}"
+        await store.apply(
+            SubscriptionChange(
+                id=made,
+                workspace_id=WORKSPACE,
+                subject=user(name),
+                choices=choices,
+                at=TIME + at,
+                how="page",
+            )
+        )
+
+    names = ("ann", "a-1", "alone", "seen", "linked", "tracked", "both", "same", "unknown")
+    for at, name in enumerate(names):
+        await choose(name, at, off=False, on=True)
+    await choose("bob", 20, early=True, late=True, off=False)
+    await choose("b-1", 10, early=False)
+    await choose("b-1", 30, late=False, off=False, on=True)
+    await choose("b-2", 31, late=False)
+    await store.close()
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.executescript(f"BEGIN; {ONE_NAMESPACE} COMMIT;")
+    with pytest.raises(StorageIncompatible, match="subscriptions of visitors stop counting for their users: 2$"):
+        await make(path.parent).open(create=False)
+    for _ in range(2):
+        await store.open(create=True)
+        found = {
+            (one.subject, one.group_id): (one.subscribed, one.updated_at - TIME)
+            for one in await all_pages(store.scan_subscriptions, None)
+        }
+        assert await unproven(store) == []
+        history = await all_pages(store.history, None, None)
+        await store.close()
+    expected: dict[Any, Any] = {}
+    for at, name in enumerate(names):
+        whose = visitor(name) if name in ("a-1", "alone", "seen", "linked") else user(name)
+        expected |= {(whose, "off"): (False, at), (whose, "on"): (True, at)}
+        if name in ("both", "same", "unknown"):
+            expected[visitor(name), "off"] = (False, at)
+    # Of ann, the unsubscription of her visitor; of ghost, nothing: no user has this id.
+    expected[user("ann"), "off"] = (False, 0)
+    expected |= {
+        (user("bob"), "early"): (True, 20),
+        (user("bob"), "late"): (False, 31),
+        (user("bob"), "off"): (False, 20),
+        (visitor("b-1"), "early"): (False, 10),
+        (visitor("b-1"), "late"): (False, 30),
+        (visitor("b-1"), "off"): (False, 30),
+        (visitor("b-1"), "on"): (True, 30),
+        (visitor("b-2"), "late"): (False, 31),
+    }
+    assert found == expected
+    upgraded = [(one.subject, one.group_id, one.before) for one in history if one.how == "upgrade"]
+    assert sorted(upgraded[:3]) == [
+        (visitor(name), "off", None) for name in ("both", "same", "unknown")
+    ]
+    assert upgraded[3:] == [(user("bob"), "late", True)]
+    # What a choice had made of a visitor's id is gone, and a change that is repeated is known.
+    await store.open(create=True)
+    users = {one.user_id for one in await all_pages(store.scan_users, None)}
+    assert users == {"ann", "bob", "both", "same", "tracked", "unknown"}
+    again = SubscriptionChange(
+        id="alone 2",
+        workspace_id=WORKSPACE,
+        subject=visitor("alone"),
+        choices={"on": False},
+        at=TIME,
+        how="page",
+    )
+    assert await store.apply(again) == {"off": False, "on": True}
+    assert [problem async for problem in store.problems() if not isinstance(problem, int)] == []
+    await store.close()

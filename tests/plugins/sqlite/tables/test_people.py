@@ -10,7 +10,7 @@ import pytest
 
 from engage.api import MAX_CANDIDATES, ProfileLimits
 from engage.testing import WORKSPACE, event, identify
-from engage.testing.factories import TIME, all_pages, profile_of, store_all
+from engage.testing.factories import TIME, all_pages, profile_of, store_all, user, visitor
 from engage.testing.storage.visitors import decision, visit
 from engage_plugins.sqlite.connection import FileConnection
 from engage_plugins.sqlite.store import SqliteStorage
@@ -75,7 +75,8 @@ async def test_indexes_serve_what_is_read_of_people(store: SqliteStorage) -> Non
     statements = Statements(store._reader)
     await store.profile(WORKSPACE, "u")
     await store.visitor(WORKSPACE, "v")
-    await store.state(WORKSPACE, "v")
+    for subject in (user("u"), visitor("v")):
+        await store.state(WORKSPACE, subject)
     await store.find_users(WORKSPACE, "email", ["a@b.c"])
     await store.find_visitors(WORKSPACE, "email", ["a@b.c"])
     await store.holders(WORKSPACE, "email", "a@b.c", after=None, limit=9)
@@ -204,7 +205,7 @@ async def test_the_number_of_visitors_is_exact(store: SqliteStorage) -> None:
     await store_all(store, *(visit(f"{n}", f"v{n}", traits=EMAIL) for n in range(4)))
     assert store.dropped_changes == 2
     held = await all_pages(store.holders, WORKSPACE, "email", "a@b.c")
-    assert sorted(held) == ["v0", "v1"]
+    assert sorted(held) == [visitor("v0"), visitor("v1")]
     assert await store.expire_visitors(TIME + 1, limit=1) == 1
     group = event("g", type="group", anonymous_id="new", groupId="g", traits={"a": 1})
     await store_all(store, group, visit("5", "v5"))

@@ -7,14 +7,19 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from engage.api import SubscriptionChange
+from engage.api import Kind, Subject, SubscriptionChange
 from engage_plugins.sqlite.store import SqliteStorage
 from engage_plugins.sqlite.tables.subscriptions import MAX_IDLE
 
 
 def change(name: str, user: str = "u", **choices: bool) -> SubscriptionChange:
     return SubscriptionChange(
-        id=name, workspace_id="acme", user_id=user, choices=choices, at=1, how="api"
+        id=name,
+        workspace_id="acme",
+        subject=Subject(Kind.USER, user),
+        choices=choices,
+        at=1,
+        how="api",
     )
 
 
