@@ -326,7 +326,7 @@ def subscription_link(
     lang: str | None,
     headers: bool,
 ) -> None:
-    """Print the link to the preferences page of a user or a visitor.
+    """Print a link to the preferences page.
 
     Anyone who has the link can change what its user or visitor receives, so send it to them only.
     User ids and anonymous ids are apart: the link of one shows no choice of the other. With

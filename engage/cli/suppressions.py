@@ -215,8 +215,7 @@ async def _unwanted(
 ) -> str | None:
     """Return why the users and visitors who have an address do not want a group."""
     trait = ADDRESS_TRAITS[group.channel]
-    if (value := identifier_value(trait, address)) is None:
-        return "not an address"
+    value = identifier_value(trait, address) or ""
     if not isinstance(store, ProfileStore) or not isinstance(store, SubscriptionStore):
         raise EngageError("the configured storage does not store who has an address")
     read = functools.partial(store.holders, workspace, trait, value)

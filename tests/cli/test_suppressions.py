@@ -141,7 +141,7 @@ def test_check_prints_who_must_not_be_written_to(tmp_path: Path) -> None:
         ["spam@b.c", "complaint"],
         ["Object@b.c", "objection"],
         ["erased@b.c", "stop"],
-        ["@", "not an address"],
+        ["@", "not subscribed"],
     ]
     result = of_acme(path, "check", "--group", "nope", str(tmp_path / "list"))
     assert "'nope' is no subscription group of acme with addresses" in result.stderr

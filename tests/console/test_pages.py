@@ -301,10 +301,11 @@ def test_the_last_backup_is_shown(server: Server, client: httpx.Client, tmp_path
 
 
 # ----------------------------------------------------------------------------------- subscriptions
-def test_people_are_counted_once_by_their_latest_choice(
+def test_users_and_visitors_are_counted_by_their_choices(
     server: Server, client: httpx.Client
 ) -> None:
-    """Choices are imported while the server runs; the visitor says no later than its user."""
+    """Choices are imported while the server runs. That a user unsubscribed the visitor with the
+    same id too is no other choice."""
     for event in (
         {"userId": "sub-1", "anonymousId": "sub-v"},
         {"anonymousId": "sub-v", "traits": {"a": 1}},
@@ -312,12 +313,13 @@ def test_people_are_counted_once_by_their_latest_choice(
     ):
         assert send(server, "identify", event).status_code == 200
     rows = ("sub-1,,true,2025-01-01", ",sub-v,false,2025-01-02", ",sub-w,true,2025-01-01")
+    rows += ("sub-x,,false,2025-01-01", ",sub-x,false,2025-01-01", "sub-y,,false,2025-01-01")
     text = "userId,anonymousId,subscribed,updatedAt,groupId\n" + ",news\n".join((*rows, ""))
     arguments = ("--config", server.config, "--workspace", "pages", "-")
     result = run("subscriptions", "import", *arguments, text=text)
-    assert (result.exit_code, result.output) == (0, "3 choices imported\n")
+    assert (result.exit_code, result.output) == (0, "6 choices imported\n")
     page = client.get("subscriptions", params={"workspace": "pages"}).text
-    for label, count in (("subscribed", 1), ("unsubscribed", 1)):
+    for label, count in (("subscribed", 2), ("unsubscribed", 3)):
         assert f'data-label="{label}">{count}</td>' in page
 
 

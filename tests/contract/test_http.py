@@ -263,7 +263,11 @@ async def test_the_history_says_from_where_a_change_came(
     workspace = "keep_addresses = true" if "keep" in settings else ""
     proxies = 'trusted_proxies = ["127.0.0.0/8"]' if "proxied" in settings else ""
     async with serving(tmp_path, server=proxies, workspace=workspace, config_extra=GROUP) as server:
-        signed: dict[str, Any] = {"user_id": "u", "workspace_id": "acme", "identifier": "u"}
+        signed: dict[str, Any] = {
+            "subject": Subject(Kind.USER, "u"),
+            "workspace_id": "acme",
+            "identifier": "u",
+        }
         change = {
             "workspaceId": "acme",
             "identifier": "u",

@@ -20,6 +20,7 @@ from support.preferences import (
     OLD_SECRET,
     PAGE,
     SUBSCRIPTIONS,
+    body_of,
     choices,
     ledger,
     members,
@@ -592,7 +593,7 @@ def test_a_link_with_an_address_reaches_its_user_among_a_hundred(server: Server)
         ("news", "one-click"),
     ]
     # No other user, and nobody without a signature.
-    others = {one["userId"] for one in server.export("subscriptions")}
+    others = {one["userId"] or "" for one in server.export("subscriptions")}
     assert not [one for one in others if one.startswith(("before-", "after-"))]
     expiring = members("victim", identifier=address, key="email", expires=EXPIRED)
     assert "This link has expired" in server.get(page_of(expiring)).text
@@ -603,12 +604,56 @@ def test_a_link_of_a_visitor_works_before_and_after_the_sign_up(server: Server) 
     anonymous = f"visitor-{time.time_ns()}"
     address = f"{anonymous}@example.com"
     server.post("/v1/identify", {"anonymousId": anonymous, "traits": {"email": address}})
-    links = [members(anonymous), members(anonymous, identifier=address, key="email")]
+    links = [
+        members(anonymous, key="anonymousId"),
+        members(anonymous, identifier=address, key="email", visitor=True),
+    ]
     assert server.client.post(page_of(links[0], s="news"), data=ONE_CLICK).status_code == 200
     server.post("/v1/identify", {"userId": f"{anonymous}-user", "anonymousId": anonymous})
     assert server.client.post(page_of(links[1], s="product"), data=ONE_CLICK).status_code == 200
-    for link in (*links, members(f"{anonymous}-user")):
+    for link in links:
         assert choices(server, link) == {**AT_FIRST, "news": False, "product": False}
+    # The user has no choice of the visitor.
+    assert choices(server, members(f"{anonymous}-user")) == AT_FIRST
+
+
+def test_a_link_reaches_no_choice_of_another_id(server: Server) -> None:
+    """Whoever links the ids, and whichever of them exists."""
+    mine, victim = f"mine-{time.time_ns()}", f"victim-{time.time_ns()}"
+    assert server.client.post(page_of(members(victim), s="news"), data=ONE_CLICK).is_success
+    server.post("/v1/identify", {"anonymousId": mine, "traits": {"a": 1}})
+    server.post("/v1/identify", {"anonymousId": victim, "traits": {"a": 1}})
+    server.post("/v1/track", {"anonymousId": mine, "userId": victim, "event": "x"})
+    server.post("/v1/identify", {"anonymousId": victim, "userId": mine})
+    server.post("/v1/alias", {"previousId": victim, "userId": mine})
+    stolen = {**AT_FIRST, "news": False}
+    for link in (members(mine, key="anonymousId"), members(mine)):
+        assert choices(server, link) == AT_FIRST
+        assert server.client.post(page_of(link, s="product"), data=ONE_CLICK).is_success
+        assert server.client.put(SUBSCRIPTIONS, json=body_of(link, news=True)).is_success
+        assert choices(server, members(victim)) == stolen
+    rows = [one for one in server.export("subscriptions") if one["groupId"] == "product"]
+    assert {(one["userId"], one["anonymousId"]) for one in rows} >= {(mine, None), (None, mine)}
+    assert not [one for one in rows if victim in (one["userId"], one["anonymousId"])]
+
+
+def test_a_link_from_before_that_fits_only_a_visitor_unsubscribes(server: Server) -> None:
+    """The page shows nothing, and offers to unsubscribe, as of a link that has expired."""
+    anonymous = f"before-{time.time_ns()}"
+    address = f"{anonymous}@example.com"
+    server.post("/v1/identify", {"anonymousId": anonymous, "traits": {"email": address}})
+    link = members(anonymous, identifier=address, key="email")
+    page = server.get(page_of(link, s="news"))
+    assert page.status_code == 200
+    assert "Unsubscribe from Newsletter" in page.text
+    assert "Product" not in page.text
+    assert server.get(page_of(link, SUBSCRIPTIONS)).json()["code"] == "link_expired"
+    assert server.client.post(page_of(link, s="news"), data=ONE_CLICK).status_code == 200
+    now = members(anonymous, identifier=address, key="email", visitor=True)
+    assert choices(server, now) == {**AT_FIRST, "news": False}
+    assert choices(server, members(anonymous)) == AT_FIRST
+    for wrong in ("0", "2", "true", ""):
+        assert server.get(page_of({**link, "v": wrong}, SUBSCRIPTIONS)).status_code == 401
 
 
 # ------------------------------------------------------------------------------------- reading

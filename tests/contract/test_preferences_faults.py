@@ -44,7 +44,7 @@ async def get(server: Serving, url: str, method: str = "GET") -> Any:
 
 async def test_a_page_says_that_the_storage_is_down(tmp_path: Path) -> None:
     """Also between showing and sending."""
-    valve = Valve("state", "apply")
+    valve = Valve("state", "apply_all")
     async with serving(tmp_path, config_extra=GROUPS, meddle=valve) as server:
         url = page_of(members("u-1"), s="news", sub="0")
         assert (await get(server, url)).status == 200

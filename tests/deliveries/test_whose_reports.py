@@ -190,7 +190,7 @@ VECTORS: dict[str, tuple[str | None, str, set[str], set[str], set[str]]] = {
     "a user without a known address": ("new", "bob", {"new"}, {"bob"}, NOBODY),
     "a user that engage does not know": ("nobody", "bob", {"nobody"}, {"bob"}, NOBODY),
     "the address of a visitor": ("anon", "anon", {"anon"}, {"anon"}, NOBODY),
-    "a copy of a visitor's message": ("anon", "bob", NOBODY, {"bob"}, {"bob"}),
+    "the id of a visitor as a user id": ("anon", "bob", {"anon"}, {"bob"}, NOBODY),
     "the visitor of a user": ("ann-phone", "ann", {"ann-phone"}, {"ann"}, NOBODY),
     "no user id, and the address of a user": (None, "ann", NOBODY, {"ann"}, {"ann"}),
     "no user id, and another address": (None, "bob", NOBODY, {"bob"}, {"bob"}),

@@ -134,7 +134,7 @@ def test_a_link_of_the_code_opens_the_page(engage: Server, tmp_path: Path, langu
     for user in users:
         name = f"{language} {user}"
         calls.append((engage.url, SECRET, "acme", "id", name, "news", None))
-        calls.append((engage.url, SECRET, "acme", "anonymousId", name, "news", None))
+        calls.append((engage.url, SECRET, "acme", "anonymousId", f"{name} v", "news", None))
         calls.append((engage.url, SECRET, "acme", "id", name, None, 4_000_000_000))
     links = LANGUAGES[language](tmp_path, calls)
     assert len(links) == len(calls)

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from engage.api import Kind, Subject
-from engage.keys.links import subscription_hash
+from engage.keys.links import BY_ID, subscription_hash
 from support.server_process import SECRET, Server
 
 PAGE = "/api/public/subscription-management/page"
@@ -47,21 +47,31 @@ def members(
     *,
     identifier: str | None = None,
     key: str = "id",
+    visitor: bool = False,
     expires: int | None = None,
     secret: str = SECRET,
     workspace: str = "acme",
 ) -> dict[str, str]:
-    """Return the signed members of a link, by their names in the query."""
+    """Return the signed members of a link, by their names in the query.
+
+    :param visitor: whether a link by an address names a visitor.
+    """
     identifier = user if identifier is None else identifier
     signed = subscription_hash(
         secret,
-        subject=Subject(Kind.USER, user),
+        subject=Subject(Kind.VISITOR if visitor else BY_ID.get(key, Kind.USER), user),
         workspace_id=workspace,
         identifier=identifier,
         identifier_key=key,
         expires=expires,
     )
-    link = {"w": workspace, "i": identifier, "ik": key, "h": signed}
+    link = {
+        "w": workspace,
+        "i": identifier,
+        "ik": key,
+        "h": signed,
+        **({"v": "1"} if visitor else {}),
+    }
     return link if expires is None else {**link, "e": str(expires)}
 
 
@@ -76,6 +86,12 @@ def choices(server: Server, link: dict[str, str]) -> dict[str, bool]:
     assert answer.status_code == 200, answer.text
     found: dict[str, bool] = answer.json()["subscriptions"]
     return found
+
+
+def body_of(link: dict[str, str], **changes: bool) -> dict[str, object]:
+    """Return the body of the PUT of a link."""
+    names = {"w": "workspaceId", "i": "identifier", "ik": "identifierKey", "h": "hash"}
+    return {**{names[name]: link[name] for name in names}, "changes": changes}
 
 
 def ledger(server: Server, user: str) -> list[dict[str, Any]]:
