@@ -380,7 +380,7 @@ def require_current(db: sqlite3.Connection, path: str) -> None:
     version = version_of(db)
     if version < VERSION:
         (stopping,) = db.execute(_STOPPING).fetchone() if version == 1 else (0,)
-        note = f"; then subscriptions of visitors stop counting for their users: {stopping}"
+        note = f"; subscriptions of visitors that then no longer count for their users: {stopping}"
         raise StorageIncompatible(
             f"{path}: made by an earlier version of engage (store version {version}; this is "
             f"version {VERSION}): start `engage serve` once, which brings the store up to date"

@@ -254,7 +254,7 @@ async def test_choices_of_an_earlier_version_are_given_to_users_and_visitors(pat
     await store.close()
     with contextlib.closing(sqlite3.connect(path)) as db:
         db.executescript(f"BEGIN; {ONE_NAMESPACE} COMMIT;")
-    with pytest.raises(StorageIncompatible, match=r"stop counting for their users: 2$"):
+    with pytest.raises(StorageIncompatible, match=r"no longer count for their users: 2$"):
         await make(path.parent).open(create=False)
     for _ in range(2):
         await store.open(create=True)
