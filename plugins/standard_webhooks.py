@@ -11,13 +11,10 @@ from typing import Any, Final
 
 from engage.api import (
     ProviderContext,
-    ProviderFactory,
-    Register,
     Signing,
     TranslatedEvent,
     Translation,
     WebhookRequest,
-    hookimpl,
 )
 from engage.webhooks import (
     SecretProvider,
@@ -29,8 +26,8 @@ from engage.webhooks import (
     merged,
     message_id,
     optional_header,
-    options_schema,
     parse_object,
+    registration,
     standard_webhook_key,
     text,
     track,
@@ -101,11 +98,4 @@ class StandardWebhooks(SecretProvider):
         return Translation(events=[TranslatedEvent(document, recipient)], types=[kind])
 
 
-@hookimpl
-def engage_register_webhook(register: Register[ProviderFactory]) -> None:
-    """Register ``standard-webhooks``."""
-    register(
-        "standard-webhooks",
-        StandardWebhooks,
-        options_schema("engage_schemas", "plugins/webhooks/standard-webhooks.json"),
-    )
+engage_register_webhook = registration("standard-webhooks", StandardWebhooks)

@@ -16,7 +16,7 @@ checking a signature                   :func:`check_hmac` :func:`check_secret`
                                        :func:`check_timestamp` :func:`check_standard_webhook`
 options                                :func:`secrets` :func:`standard_webhook_key`
                                        :func:`public_url` :func:`signed_url`
-                                       :func:`options_schema`
+                                       :func:`options_schema` :func:`registration`
 base classes                           :class:`SecretProvider` (signs with a secret)
                                        :class:`StaticCredentialProvider` (sends a secret)
 making events                          :func:`track` :func:`message_id` :func:`event_id`
