@@ -10,12 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from engage.api import (
-    PayloadInvalid,
-    TranslatedEvent,
-    Translation,
-    WebhookRequest,
-)
+from engage.api import PayloadInvalid, TranslatedEvent, Translation, WebhookRequest
 from engage.webhooks import (
     StaticCredentialProvider,
     at,

@@ -11,12 +11,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
-from engage.api import (
-    PayloadInvalid,
-    TranslatedEvent,
-    Translation,
-    WebhookRequest,
-)
+from engage.api import PayloadInvalid, TranslatedEvent, Translation, WebhookRequest
 from engage.webhooks import (
     StaticCredentialProvider,
     at,

@@ -6,12 +6,7 @@ from __future__ import annotations
 import itertools
 from typing import Any, Final
 
-from engage.api import (
-    PayloadInvalid,
-    Signing,
-    Translation,
-    WebhookRequest,
-)
+from engage.api import PayloadInvalid, Signing, Translation, WebhookRequest
 from engage.webhooks import (
     SecretProvider,
     check_standard_webhook,

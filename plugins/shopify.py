@@ -11,13 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from engage.api import (
-    PayloadInvalid,
-    Signing,
-    TranslatedEvent,
-    Translation,
-    WebhookRequest,
-)
+from engage.api import PayloadInvalid, Signing, TranslatedEvent, Translation, WebhookRequest
 from engage.webhooks import (
     SecretProvider,
     at,

@@ -9,13 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from engage.api import (
-    ProviderContext,
-    Signing,
-    TranslatedEvent,
-    Translation,
-    WebhookRequest,
-)
+from engage.api import ProviderContext, Signing, TranslatedEvent, Translation, WebhookRequest
 from engage.webhooks import (
     SecretProvider,
     at,
