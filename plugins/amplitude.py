@@ -10,15 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from engage.api import (
-    PayloadInvalid,
-    ProviderFactory,
-    Register,
-    TranslatedEvent,
-    Translation,
-    WebhookRequest,
-    hookimpl,
-)
+from engage.api import PayloadInvalid, TranslatedEvent, Translation, WebhookRequest
 from engage.webhooks import (
     StaticCredentialProvider,
     at,
@@ -27,8 +19,8 @@ from engage.webhooks import (
     iso_time,
     merged,
     message_id,
-    options_schema,
     parse_object,
+    registration,
     text,
     unix_time,
     user_id,
@@ -114,9 +106,4 @@ def _translate(kind: str, event: Mapping[str, Any]) -> TranslatedEvent:
     return TranslatedEvent(document, recipient)
 
 
-@hookimpl
-def engage_register_webhook(register: Register[ProviderFactory]) -> None:
-    """Register ``amplitude``."""
-    register(
-        "amplitude", Amplitude, options_schema("engage_schemas", "plugins/webhooks/amplitude.json")
-    )
+engage_register_webhook = registration("amplitude", Amplitude)

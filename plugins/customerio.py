@@ -15,13 +15,10 @@ from engage.api import (
     OptOut,
     PayloadInvalid,
     ProviderContext,
-    ProviderFactory,
-    Register,
     Signing,
     TranslatedEvent,
     Translation,
     WebhookRequest,
-    hookimpl,
 )
 from engage.webhooks import (
     SecretProvider,
@@ -35,9 +32,9 @@ from engage.webhooks import (
     merged,
     message_id,
     one_header,
-    options_schema,
     parse_object,
     phone_recipient,
+    registration,
     text,
     track,
     unix_time,
@@ -212,11 +209,4 @@ def _camel(name: str) -> str:
     return re.sub(r"_([a-z0-9])", lambda match: match[1].upper(), name)
 
 
-@hookimpl
-def engage_register_webhook(register: Register[ProviderFactory]) -> None:
-    """Register ``customerio``."""
-    register(
-        "customerio",
-        CustomerIo,
-        options_schema("engage_schemas", "plugins/webhooks/customerio.json"),
-    )
+engage_register_webhook = registration("customerio", CustomerIo)

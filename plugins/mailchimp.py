@@ -9,14 +9,11 @@ from typing import Any, Final, Literal
 from engage.api import (
     PayloadInvalid,
     ProviderContext,
-    ProviderFactory,
-    Register,
     Reply,
     Signing,
     TranslatedEvent,
     Translation,
     WebhookRequest,
-    hookimpl,
 )
 from engage.webhooks import (
     SecretProvider,
@@ -31,10 +28,10 @@ from engage.webhooks import (
     form_values,
     merged,
     one_header,
-    options_schema,
     own_user_id,
     parse_json,
     public_url,
+    registration,
     signed_url,
     spread,
     text,
@@ -149,9 +146,4 @@ def _event(item: Any, index: int) -> TranslatedEvent | Literal["ignored", "test"
     return email_event(document, message.get("email"), opt_outs, taken=taken, index=index)
 
 
-@hookimpl
-def engage_register_webhook(register: Register[ProviderFactory]) -> None:
-    """Register ``mailchimp``."""
-    register(
-        "mailchimp", Mailchimp, options_schema("engage_schemas", "plugins/webhooks/mailchimp.json")
-    )
+engage_register_webhook = registration("mailchimp", Mailchimp)

@@ -15,14 +15,11 @@ import orjson
 
 from engage.api import (
     PayloadInvalid,
-    ProviderFactory,
-    Register,
     Reply,
     TranslatedEvent,
     Translation,
     WebhookRequest,
     WebhookResult,
-    hookimpl,
 )
 from engage.webhooks import (
     StaticCredentialProvider,
@@ -33,8 +30,8 @@ from engage.webhooks import (
     iso_time,
     merged,
     message_id,
-    options_schema,
     parse_json,
+    registration,
     text,
     track,
     translated,
@@ -167,9 +164,4 @@ def _time(value: object) -> str | None:
     return unix_time(value)
 
 
-@hookimpl
-def engage_register_webhook(register: Register[ProviderFactory]) -> None:
-    """Register ``mixpanel``."""
-    register(
-        "mixpanel", Mixpanel, options_schema("engage_schemas", "plugins/webhooks/mixpanel.json")
-    )
+engage_register_webhook = registration("mixpanel", Mixpanel)

@@ -14,13 +14,10 @@ from typing import Any, Final, Literal
 from engage.api import (
     PayloadInvalid,
     ProviderContext,
-    ProviderFactory,
     Recipient,
-    Register,
     TranslatedEvent,
     Translation,
     WebhookRequest,
-    hookimpl,
 )
 from engage.webhooks import (
     StaticCredentialProvider,
@@ -30,8 +27,8 @@ from engage.webhooks import (
     event_id,
     merged,
     message_id,
-    options_schema,
     parse_object,
+    registration,
     text,
     translated,
     unix_time,
@@ -233,9 +230,4 @@ def _milliseconds(value: object) -> str | None:
     return unix_time(value / 1000)
 
 
-@hookimpl
-def engage_register_webhook(register: Register[ProviderFactory]) -> None:
-    """Register ``mparticle``."""
-    register(
-        "mparticle", MParticle, options_schema("engage_schemas", "plugins/webhooks/mparticle.json")
-    )
+engage_register_webhook = registration("mparticle", MParticle)

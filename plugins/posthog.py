@@ -11,15 +11,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
-from engage.api import (
-    PayloadInvalid,
-    ProviderFactory,
-    Register,
-    TranslatedEvent,
-    Translation,
-    WebhookRequest,
-    hookimpl,
-)
+from engage.api import PayloadInvalid, TranslatedEvent, Translation, WebhookRequest
 from engage.webhooks import (
     StaticCredentialProvider,
     at,
@@ -28,8 +20,8 @@ from engage.webhooks import (
     iso_time,
     merged,
     message_id,
-    options_schema,
     parse_object,
+    registration,
     text,
     user_id,
 )
@@ -205,7 +197,4 @@ def _object(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-@hookimpl
-def engage_register_webhook(register: Register[ProviderFactory]) -> None:
-    """Register ``posthog``."""
-    register("posthog", PostHog, options_schema("engage_schemas", "plugins/webhooks/posthog.json"))
+engage_register_webhook = registration("posthog", PostHog)

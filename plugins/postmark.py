@@ -12,13 +12,10 @@ from typing import Any, Final
 
 from engage.api import (
     PayloadInvalid,
-    ProviderFactory,
     Recipient,
-    Register,
     TranslatedEvent,
     Translation,
     WebhookRequest,
-    hookimpl,
     identifier_value,
 )
 from engage.webhooks import (
@@ -30,9 +27,9 @@ from engage.webhooks import (
     event_id,
     iso_time,
     merged,
-    options_schema,
     own_user_id,
     parse_object,
+    registration,
     spread,
     text,
     track,
@@ -190,9 +187,4 @@ def _bounce_type(bounce: str | None) -> str | None:
     return "hard" if bounce in _HARD else "soft" if bounce in _SOFT else "other"
 
 
-@hookimpl
-def engage_register_webhook(register: Register[ProviderFactory]) -> None:
-    """Register ``postmark``."""
-    register(
-        "postmark", Postmark, options_schema("engage_schemas", "plugins/webhooks/postmark.json")
-    )
+engage_register_webhook = registration("postmark", Postmark)

@@ -6,15 +6,7 @@ from __future__ import annotations
 import itertools
 from typing import Any, Final
 
-from engage.api import (
-    PayloadInvalid,
-    ProviderFactory,
-    Register,
-    Signing,
-    Translation,
-    WebhookRequest,
-    hookimpl,
-)
+from engage.api import PayloadInvalid, Signing, Translation, WebhookRequest
 from engage.webhooks import (
     SecretProvider,
     check_standard_webhook,
@@ -26,9 +18,9 @@ from engage.webhooks import (
     merged,
     message_id,
     optional_header,
-    options_schema,
     own_user_id,
     parse_object,
+    registration,
     spread,
     standard_webhook_key,
     text,
@@ -146,7 +138,4 @@ def _tags(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-@hookimpl
-def engage_register_webhook(register: Register[ProviderFactory]) -> None:
-    """Register ``resend``."""
-    register("resend", Resend, options_schema("engage_schemas", "plugins/webhooks/resend.json"))
+engage_register_webhook = registration("resend", Resend)

@@ -14,13 +14,10 @@ from typing import Any, Final, Literal
 from engage.api import (
     EVENT_TYPES,
     PayloadInvalid,
-    ProviderFactory,
     Recipient,
-    Register,
     TranslatedEvent,
     Translation,
     WebhookRequest,
-    hookimpl,
 )
 from engage.webhooks import (
     ElementIds,
@@ -31,8 +28,8 @@ from engage.webhooks import (
     iso_time,
     merged,
     message_id,
-    options_schema,
     parse_json,
+    registration,
     text,
     translated,
 )
@@ -94,11 +91,4 @@ def _recipient(item: Mapping[str, Any]) -> Recipient | None:
     return email_recipient(traits.get("email") if isinstance(traits, dict) else None)
 
 
-@hookimpl
-def engage_register_webhook(register: Register[ProviderFactory]) -> None:
-    """Register ``rudderstack``."""
-    register(
-        "rudderstack",
-        RudderStack,
-        options_schema("engage_schemas", "plugins/webhooks/rudderstack.json"),
-    )
+engage_register_webhook = registration("rudderstack", RudderStack)

@@ -17,14 +17,11 @@ from engage.api import (
     NothingSigned,
     PayloadInvalid,
     ProviderContext,
-    ProviderFactory,
-    Register,
     SignatureMismatch,
     Signing,
     TranslatedEvent,
     Translation,
     WebhookRequest,
-    hookimpl,
 )
 from engage.webhooks import (
     ElementIds,
@@ -35,8 +32,8 @@ from engage.webhooks import (
     decode_hex,
     message_id,
     one_header,
-    options_schema,
     parse_json,
+    registration,
     text,
     translated,
 )
@@ -134,7 +131,4 @@ def first_element(array: bytes) -> bytes:
     raise SignatureMismatch("the first element does not end")
 
 
-@hookimpl
-def engage_register_webhook(register: Register[ProviderFactory]) -> None:
-    """Register ``segment``."""
-    register("segment", Segment, options_schema("engage_schemas", "plugins/webhooks/segment.json"))
+engage_register_webhook = registration("segment", Segment)

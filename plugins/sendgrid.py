@@ -20,14 +20,11 @@ from engage.api import (
     PayloadInvalid,
     Provider,
     ProviderContext,
-    ProviderFactory,
-    Register,
     SignatureMismatch,
     Signing,
     TranslatedEvent,
     Translation,
     WebhookRequest,
-    hookimpl,
 )
 from engage.webhooks import (
     at,
@@ -41,9 +38,9 @@ from engage.webhooks import (
     merged,
     message_id,
     one_header,
-    options_schema,
     own_user_id,
     parse_json,
+    registration,
     secrets,
     text,
     track,
@@ -201,9 +198,4 @@ def _bounce(item: Mapping[str, Any]) -> str:
     return "hard"
 
 
-@hookimpl
-def engage_register_webhook(register: Register[ProviderFactory]) -> None:
-    """Register ``sendgrid``."""
-    register(
-        "sendgrid", SendGrid, options_schema("engage_schemas", "plugins/webhooks/sendgrid.json")
-    )
+engage_register_webhook = registration("sendgrid", SendGrid)

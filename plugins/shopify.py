@@ -11,16 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from engage.api import (
-    PayloadInvalid,
-    ProviderFactory,
-    Register,
-    Signing,
-    TranslatedEvent,
-    Translation,
-    WebhookRequest,
-    hookimpl,
-)
+from engage.api import PayloadInvalid, Signing, TranslatedEvent, Translation, WebhookRequest
 from engage.webhooks import (
     SecretProvider,
     at,
@@ -34,9 +25,9 @@ from engage.webhooks import (
     names_person,
     one_header,
     optional_header,
-    options_schema,
     parse_object,
     phone_recipient,
+    registration,
     track,
     user_id,
 )
@@ -248,7 +239,4 @@ def _name(topic: str) -> str:
     return f"{thing} {ACTIONS.get(action) or action.replace('_', ' ').title()}"
 
 
-@hookimpl
-def engage_register_webhook(register: Register[ProviderFactory]) -> None:
-    """Register ``shopify``."""
-    register("shopify", Shopify, options_schema("engage_schemas", "plugins/webhooks/shopify.json"))
+engage_register_webhook = registration("shopify", Shopify)

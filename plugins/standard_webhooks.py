@@ -9,16 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from engage.api import (
-    ProviderContext,
-    ProviderFactory,
-    Register,
-    Signing,
-    TranslatedEvent,
-    Translation,
-    WebhookRequest,
-    hookimpl,
-)
+from engage.api import ProviderContext, Signing, TranslatedEvent, Translation, WebhookRequest
 from engage.webhooks import (
     SecretProvider,
     at,
@@ -29,8 +20,8 @@ from engage.webhooks import (
     merged,
     message_id,
     optional_header,
-    options_schema,
     parse_object,
+    registration,
     standard_webhook_key,
     text,
     track,
@@ -101,11 +92,4 @@ class StandardWebhooks(SecretProvider):
         return Translation(events=[TranslatedEvent(document, recipient)], types=[kind])
 
 
-@hookimpl
-def engage_register_webhook(register: Register[ProviderFactory]) -> None:
-    """Register ``standard-webhooks``."""
-    register(
-        "standard-webhooks",
-        StandardWebhooks,
-        options_schema("engage_schemas", "plugins/webhooks/standard-webhooks.json"),
-    )
+engage_register_webhook = registration("standard-webhooks", StandardWebhooks)

@@ -14,15 +14,12 @@ from typing import Any
 from engage.api import (
     PayloadInvalid,
     ProviderContext,
-    ProviderFactory,
     Recipient,
-    Register,
     SignatureMismatch,
     Signing,
     TranslatedEvent,
     Translation,
     WebhookRequest,
-    hookimpl,
 )
 from engage.webhooks import (
     SecretProvider,
@@ -37,8 +34,8 @@ from engage.webhooks import (
     message_id,
     names_person,
     one_header,
-    options_schema,
     parse_object,
+    registration,
     spread,
     text,
     track,
@@ -235,7 +232,4 @@ def _properties(thing: Mapping[str, Any], envelope: Mapping[str, Any]) -> dict[s
     return spread(properties, thing.get("metadata"), "metadata", without=USER_KEYS)
 
 
-@hookimpl
-def engage_register_webhook(register: Register[ProviderFactory]) -> None:
-    """Register ``stripe``."""
-    register("stripe", Stripe, options_schema("engage_schemas", "plugins/webhooks/stripe.json"))
+engage_register_webhook = registration("stripe", Stripe)

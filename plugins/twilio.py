@@ -20,9 +20,7 @@ from engage.api import (
     PayloadInvalid,
     Provider,
     ProviderContext,
-    ProviderFactory,
     Recipient,
-    Register,
     Reply,
     SignatureMismatch,
     Signing,
@@ -30,7 +28,6 @@ from engage.api import (
     Translation,
     WebhookRequest,
     WebhookResult,
-    hookimpl,
 )
 from engage.webhooks import (
     check_hmac,
@@ -41,11 +38,11 @@ from engage.webhooks import (
     form_fields,
     form_values,
     one_header,
-    options_schema,
     own_user_id,
     parse_json,
     phone_recipient,
     public_url,
+    registration,
     secrets,
     signed_url,
     spread,
@@ -254,7 +251,4 @@ def _spellings(url: str) -> list[str]:
     return [url, f"{scheme}://{other}{rest}"]
 
 
-@hookimpl
-def engage_register_webhook(register: Register[ProviderFactory]) -> None:
-    """Register ``twilio``."""
-    register("twilio", Twilio, options_schema("engage_schemas", "plugins/webhooks/twilio.json"))
+engage_register_webhook = registration("twilio", Twilio)

@@ -18,53 +18,5 @@ from which the tables of ``docs/configuration.md`` are generated. A key that is 
 
 from __future__ import annotations
 
-from engage.config.config import key_problem, load
-from engage.config.sections import (
-    DEFAULT_LIMITS,
-    Config,
-    ConsoleConfig,
-    Cors,
-    Erasures,
-    Limits,
-    LogConfig,
-    Logging,
-    Plugins,
-    PreferencesPage,
-    Quota,
-    Rate,
-    Retention,
-    Selected,
-    ServerConfig,
-    StorageConfig,
-    SubscriptionGroup,
-    Unsubscribes,
-    Workspace,
-    WriteKey,
-    config_schema,
-)
-
-__all__ = [
-    "DEFAULT_LIMITS",
-    "Config",
-    "ConsoleConfig",
-    "Cors",
-    "Erasures",
-    "Limits",
-    "LogConfig",
-    "Logging",
-    "Plugins",
-    "PreferencesPage",
-    "Quota",
-    "Rate",
-    "Retention",
-    "Selected",
-    "ServerConfig",
-    "StorageConfig",
-    "SubscriptionGroup",
-    "Unsubscribes",
-    "Workspace",
-    "WriteKey",
-    "config_schema",
-    "key_problem",
-    "load",
-]
+from engage.config.config import *
+from engage.config.sections import *

@@ -102,17 +102,25 @@ def problems(
     :param in_use: secrets that are accepted even if they are not clean; see :func:`doubts`.
     :return: one line for each key that is wrong; empty if the settings are valid.
     """
-    secret = {path for path, _, _ in _secrets(schema, schema, value, ())}
-    found = [(dotted(at + path), "must be a finite number") for path in _not_finite(value, ())]
+    marked = list(_secrets(schema, schema, value, ()))
+    # TOML has ``nan`` and ``inf``, and ``nan`` passes every limit.
+    found = [
+        (dotted(at + path), "must be a finite number")
+        for path, leaf in _leaves(value, ())
+        if isinstance(leaf, float) and not math.isfinite(leaf)
+    ]
     validator = jsonschema.Draft202012Validator(schema)
+    secret = {path for path, _, _ in marked}
     explainer = _Explainer(schema, value if written is None else written, secret, at)
     for error in validator.iter_errors(value):
         found.extend(explainer.explain(error))
-    for path, empty, _ in _secrets(schema, schema, value, ()):
+    for path, empty, _ in marked:
         if empty in ([], {}) or (isinstance(empty, str) and not empty.strip()):
             found.append((dotted(at + path), "must not be empty"))
     for path, text in _texts(schema, value):
-        if not (_is_spare(path) or text in in_use) and (reason := stain(text)):
+        # Of a list, only the first secret is refused: so a clean one can be added in front.
+        spare = isinstance(path[-1], int) and path[-1] > 0
+        if not (spare or text in in_use) and (reason := stain(text)):
             found.append((dotted(at + path), reason))
     lines: dict[str, str] = {}
     for key, text in found:
@@ -126,8 +134,7 @@ def doubts(schema: Mapping[str, Any], value: object, *, at: Path = ()) -> list[s
 
     A secret that a form (``pattern``) describes is not measured.
 
-    :param value: settings without a problem. A secret in them that is not clean was in use before:
-        of a list, only the first secret is refused, so that a clean one can be added in front.
+    :param value: settings without a problem. A secret in them that is not clean was in use before.
     :param at: the path of ``value`` in the file.
     """
     formed = {path for path, _, rule in _secrets(schema, schema, value, ()) if "pattern" in rule}
@@ -146,27 +153,20 @@ def secret_values(schema: Mapping[str, Any], value: object) -> Iterator[tuple[st
 
 def strings(value: object, path: Path = ()) -> Iterator[tuple[Path, str]]:
     """Yield (path, text) for each string within a setting."""
-    if isinstance(value, str):
-        yield path, value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from strings(item, (*path, key))
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from strings(item, (*path, index))
+    return ((at, leaf) for at, leaf in _leaves(value, path) if isinstance(leaf, str))
 
 
 # ------------------------------------------------------------------------------------- internals
-def _not_finite(value: object, path: Path) -> Iterator[Path]:
-    """Yield the paths of ``nan`` and ``inf``: TOML has them, and ``nan`` passes every limit."""
-    if isinstance(value, float) and not math.isfinite(value):
-        yield path
-    elif isinstance(value, Mapping):
+def _leaves(value: object, path: Path) -> Iterator[tuple[Path, object]]:
+    """Yield (path, value) for each value within a setting that is no table and no list."""
+    if isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _not_finite(item, (*path, key))
+            yield from _leaves(item, (*path, key))
     elif isinstance(value, list):
         for index, item in enumerate(value):
-            yield from _not_finite(item, (*path, index))
+            yield from _leaves(item, (*path, index))
+    else:
+        yield path, value
 
 
 def _resolve(root: Mapping[str, Any], reference: str) -> Any:
@@ -186,11 +186,6 @@ def _texts(schema: Mapping[str, Any], value: object) -> Iterator[tuple[Path, str
             if inner not in seen:
                 seen.add(inner)
                 yield inner, text
-
-
-def _is_spare(path: Path) -> bool:
-    """Return whether a path is that of a secret in a list, but not of the first."""
-    return bool(path) and isinstance(path[-1], int) and path[-1] > 0
 
 
 def _secrets(

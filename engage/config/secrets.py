@@ -22,13 +22,6 @@ _SCHEME: Final = re.compile(r"^(?:(?:bearer|basic|token)\s+|whsec_)", re.IGNOREC
 _PLACEHOLDER: Final = re.compile(
     r"\$\{?[A-Za-z_]\w*\}?|\$\(.*\)|%\w+%|\{\{.*\}\}|<[^<>]*\s[^<>]*>", re.ASCII | re.DOTALL
 )
-#: Characters, and categories of Unicode.
-_NAMES: Final = {
-    "\ufeff": "a byte order mark",
-    "\t": "a tab",
-    "Cs": "a byte that is not UTF-8",
-    "Cf": "an invisible character",
-}
 #: The words of examples, without what separates them.
 _EXAMPLE: Final = re.compile(
     r"(?:please)?(?:change|replace)(?:me|it|this)\d*|todo|fixme"
@@ -43,19 +36,16 @@ def fingerprint(secret: str) -> str:
 
 def stain(secret: str) -> str | None:
     """Return why a text is refused as a secret, without the text; ``None`` if it is clean."""
-    last = len(secret) - 1
     for index, character in enumerate(secret):
         kind = unicodedata.category(character)
-        edge = index in (0, last)
-        if (
-            kind in ("Cc", "Cs")
-            or character == "\ufeff"
-            or (edge and (kind == "Cf" or character.isspace()))
-        ):
+        edge = index in (0, len(secret) - 1)
+        hidden = kind in ("Cc", "Cs") or character == "\ufeff"
+        if hidden or (edge and (kind == "Cf" or character.isspace())):
             where = "begins with" if index == 0 else "ends with" if edge else "contains"
-            what = "a line break" if character.splitlines() == [""] else _NAMES.get(character)
-            what = what or ("white space" if character.isspace() else _NAMES.get(kind))
-            return f"{where} {what or 'a control character'} (U+{ord(character):04X})"
+            what = "white space" if character.isspace() else "a control or invisible character"
+            if character.splitlines() == [""]:
+                what = "a line break"
+            return f"{where} {what} (U+{ord(character):04X})"
     bare = _SCHEME.sub("", secret.strip(_QUOTES))
     if _PLACEHOLDER.fullmatch(bare) or _EXAMPLE.fullmatch(re.sub(r"[\W_]", "", bare.lower())):
         return "is a placeholder; write ${NAME} for a variable of the environment"

@@ -112,7 +112,7 @@ class Deliveries:
         :raises ApiError: 404 ``unknown_provider`` if it is not.
         """
         if name not in self._providers:
-            self._metrics.webhook("unknown", "unknown_provider")
+            self._metrics.count("webhook_deliveries", "unknown", "unknown_provider")
             raise ApiError("unknown_provider", "no webhook provider of this name is installed")
 
     def body_limit(self, name: str) -> Limit:
@@ -140,7 +140,7 @@ class Deliveries:
         except ValueError:
             raise self._refused(name, None, "its query has too many parameters") from None
         if not named and len(enabled) != 1:
-            self._metrics.webhook(name, "workspace_required")
+            self._metrics.count("webhook_deliveries", name, "workspace_required")
             _log.warning(
                 "webhook %s refused: it names no workspace, and %d have this provider",
                 name,
@@ -178,7 +178,7 @@ class Deliveries:
         with await self._ingest.admission.pace(_key_of(destination)):
             probed = provider_calls.probe(provider, request)
             if probed is not None:
-                self._metrics.webhook(name, "probe")
+                self._metrics.count("webhook_deliveries", name, "probe")
                 log_fields["outcome"] = "probe"
                 return probed
             await self._verify(destination, request)
@@ -189,7 +189,7 @@ class Deliveries:
         if translation.call is not None:
             await self._call(destination, translation.call)
         log_fields["outcome"] = outcome = _outcome(translation, result)
-        self._metrics.webhook(name, outcome)
+        self._metrics.count("webhook_deliveries", name, outcome)
         return provider_calls.reply(name, provider, request, result) or _usual_reply(result)
 
     async def retry(self, letter: DeadLetter) -> WebhookResult:
@@ -224,7 +224,7 @@ class Deliveries:
         try:
             await provider_calls.verify(destination.provider, request, self._fetcher)
         except NothingSigned as error:
-            self._metrics.webhook(name, "invalid_payload")
+            self._metrics.count("webhook_deliveries", name, "invalid_payload")
             raise ApiError("invalid_payload", str(error)) from None
         except SignatureMismatch as error:
             raise self._refused(name, destination.workspace_id, str(error)) from None
@@ -319,7 +319,7 @@ class Deliveries:
             extra={"provider": destination.name, "workspaceId": destination.workspace_id},
         )
         if not kept:
-            self._metrics.webhook(destination.name, "overloaded")
+            self._metrics.count("webhook_deliveries", destination.name, "overloaded")
             raise overloaded("the delivery cannot be translated or kept now; send it again later")
 
     async def _call(self, destination: Destination, call: Fetch) -> None:
@@ -336,7 +336,7 @@ class Deliveries:
 
     # ----------------------------------------------------------------------------------- errors
     def _refused(self, name: str, workspace_id: str | None, reason: str) -> ApiError:
-        self._metrics.webhook(name, "invalid_signature")
+        self._metrics.count("webhook_deliveries", name, "invalid_signature")
         _log.warning(
             "webhook %s refused: %s",
             name,
@@ -346,7 +346,7 @@ class Deliveries:
         return ApiError("invalid_signature", "the webhook signature could not be verified")
 
     def _fetch_failed(self, name: str, error: FetchError) -> ApiError:
-        self._metrics.webhook(name, "fetch_failed")
+        self._metrics.count("webhook_deliveries", name, "fetch_failed")
         _log.warning("webhook %s: cannot fetch a document: %s", name, error)
         return overloaded("a document that the signature needs cannot be fetched now")
 

@@ -121,7 +121,7 @@ class Capacity:
         return False
 
     def _give_way(self, connection: Client) -> None:
-        self._metrics.dropped("connection")
+        self._metrics.count("dropped", "connection")
         self._giving_way = True
         try:
             connection.give_way()

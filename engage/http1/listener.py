@@ -142,7 +142,7 @@ class Listener:
         """
         exhausted = not can_open_files()
         if exhausted:
-            self._metrics.dropped("accept")
+            self._metrics.count("dropped", "accept")
             if not self._exhausted:
                 _log.error(
                     "no file descriptors are left, so new connections are closed; raise the limit"

@@ -56,7 +56,7 @@ class LogIngest(Ingest):
             max_bytes=limits.queue_bytes,
             timeout=options["write_timeout"],
             done=lambda _seconds, _letters, _outcomes: None,
-            failed=self._metrics.log_error,
+            failed=lambda: self._metrics.count("log_errors"),
         )
         self.admission = _GuardedAdmission(
             self._appended_events.has_room, wait=QUEUE_WAIT, overdue=overdue
@@ -107,7 +107,7 @@ class LogIngest(Ingest):
         self._metrics.append(seconds, len(events), self._appended_events.items)
 
     def _append_failed(self) -> None:
-        self._metrics.log_error()
+        self._metrics.count("log_errors")
         self._failed()
 
 

@@ -117,10 +117,16 @@ class Loader:
         self._stopping = asyncio.Event()
         #: The calls of the log, and those of the store that are not made by ``ingest``.
         self.log_calls = Retries(
-            "log", timeout=timeout, stopping=self._stopping, failed=metrics.log_error
+            "log",
+            timeout=timeout,
+            stopping=self._stopping,
+            failed=lambda: metrics.count("log_errors"),
         )
         self.store_calls = Retries(
-            "storage", timeout=timeout, stopping=self._stopping, failed=metrics.storage_error
+            "storage",
+            timeout=timeout,
+            stopping=self._stopping,
+            failed=lambda: metrics.count("storage_errors"),
         )
         self._writer = Writer(
             log,
@@ -311,7 +317,7 @@ class Loader:
         """Report records that the log deleted before they were loaded, and keep that fact."""
         lost = max(first - expected, 0)
         self.lost += lost
-        self._metrics.gap(lost)
+        self._metrics.count("log_gap_records", by=lost)
         _log.error(
             "partition %d of the log: %d records from %d on were deleted before they were loaded;"
             " acknowledged events may be lost",

@@ -119,7 +119,7 @@ class Writer:
                 self._ingest.dropped(letter)
         for (_, letter), there in zip(own, kept, strict=False):
             if there:
-                self._metrics.dead_letter(letter.reason)
+                self._metrics.count("dead_letters", letter.reason)
         # A delivery of a provider was acknowledged; a refused item of a client was not.
         await self._append_dead(
             [

@@ -50,7 +50,7 @@ SIZE_BUCKETS: Final = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 100
 TYPES: Final = frozenset({*EVENT_TYPES, "subscription", "traits"})
 #: The routes of requests that carry events.
 EVENT_ROUTES: Final = frozenset({*EVENT_TYPES, "batch", "beacon", "webhook"})
-#: What is dropped to stay within a limit: see :meth:`Metrics.dropped`.
+#: What is dropped to stay within a limit; ``accept``: no file descriptor was left.
 DROPPED: Final = (
     *("dead_letter", "conflict", "observer_batch", "profile_change", "connection", "accept"),
 )
@@ -265,6 +265,15 @@ class Metrics:
         for kind, count in counts.items():
             self.gauge("process_restarts", count, kind)
 
+    def count(self, name: str, *labels: str, by: int = 1) -> None:
+        """Add to a counter that has no method of its own here.
+
+        :param name: of a family.
+        :param labels: never what a client chose. ``dropped`` has one of :data:`DROPPED`;
+            ``webhook_deliveries`` has an installed provider or ``unknown``, and an outcome.
+        """
+        self.numbers[name][labels] += by
+
     def gauge(self, name: str, value: float, *labels: str) -> None:
         """Set a gauge.
 
@@ -333,10 +342,6 @@ class Metrics:
         self._queue[()] = waiting
         self.longest_queue = max(self.longest_queue, waiting)
 
-    def storage_error(self) -> None:
-        """Count a storage call that failed."""
-        self.numbers["storage_errors"][()] += 1
-
     def append(self, seconds: float, events: int, waiting: int) -> None:
         """Count one successful call that appended events to the log.
 
@@ -348,10 +353,6 @@ class Metrics:
         self._append_events.add(events)
         self._queue[()] = waiting
         self.longest_queue = max(self.longest_queue, waiting)
-
-    def log_error(self) -> None:
-        """Count a call of the log that failed."""
-        self.numbers["log_errors"][()] += 1
 
     def log(self, gauges: Mapping[str, float], texts: Mapping[str, str]) -> None:
         """Set gauges of the log: those that it reports, and how much of it is not stored yet.
@@ -368,10 +369,6 @@ class Metrics:
         """
         self.numbers["loaded_records"][outcome,] += count
 
-    def gap(self, records: int) -> None:
-        """Count records that the log deleted before a loader had read them."""
-        self.numbers["log_gap_records"][()] += records
-
     def paused(self, partitions: int) -> None:
         """Set the number of partitions that this loader cannot read on."""
         if "loader" not in self._parts:
@@ -379,29 +376,6 @@ class Metrics:
             for outcome in LOAD_OUTCOMES:
                 self.loaded(outcome, 0)
         self.numbers["log_paused_partitions"][()] = partitions
-
-    def dead_letter(self, reason: str, count: int = 1) -> None:
-        """Count refused events that were kept as dead letters.
-
-        :param reason: an error code.
-        """
-        self.numbers["dead_letters"][reason,] += count
-
-    def webhook(self, provider: str, outcome: str) -> None:
-        """Count a delivery.
-
-        :param provider: the name of an installed provider, or ``unknown``.
-        :param outcome: ``accepted``, ``ignored``, ``not_understood``, ``probe``, ``test``,
-            ``untranslated`` or the error code.
-        """
-        self.numbers["webhook_deliveries"][provider, outcome] += 1
-
-    def dropped(self, what: str, count: int = 1) -> None:
-        """Count data that was dropped to stay within a limit.
-
-        :param what: one of :data:`DROPPED`; ``accept``: no file descriptor was left.
-        """
-        self.numbers["dropped"][what,] += count
 
     def storage(self, gauges: Mapping[str, float], texts: Mapping[str, str]) -> None:
         """Set the gauges that the storage reports.

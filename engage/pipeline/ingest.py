@@ -120,7 +120,7 @@ class Ingest:
             max_bytes=limits.queue_bytes,
             timeout=write_timeout,
             done=lambda _seconds, _letters, _results: None,
-            failed=metrics.storage_error,
+            failed=lambda: metrics.count("storage_errors"),
             recover=self._recover,
             refuse=_refused_letter if refuses else None,
         )
@@ -178,7 +178,7 @@ class Ingest:
         kept = await self.put(letters)
         for letter, stored in zip(letters, kept, strict=True):
             if stored:
-                self._metrics.dead_letter(letter.reason)
+                self._metrics.count("dead_letters", letter.reason)
             else:
                 self.dropped(letter)
         return kept
@@ -210,13 +210,13 @@ class Ingest:
         await self._letters.close()
 
     def _write_failed(self) -> None:
-        self._metrics.storage_error()
+        self._metrics.count("storage_errors")
         self._failed()
 
     def dropped(self, letter: DeadLetter) -> None:
         """Count a letter that is not kept, and log it unless a line was logged a moment ago."""
         conflict = letter.reason == CONFLICT
-        self._metrics.dropped("conflict" if conflict else "dead_letter")
+        self._metrics.count("dropped", "conflict" if conflict else "dead_letter")
         key = letter.workspace_id, letter.budget
         more = self._full.setdefault(key, Throttle(_FULL_PAUSE))()
         if more is not None:

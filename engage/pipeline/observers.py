@@ -56,7 +56,7 @@ class Observers:
             try:
                 queue.put_nowait(events)
             except asyncio.QueueFull:
-                self._metrics.dropped("observer_batch")
+                self._metrics.count("dropped", "observer_batch")
 
     async def drain(self) -> None:
         """Wait until the observers have handled all queued events."""
@@ -72,7 +72,7 @@ class Observers:
             left = sum(queue.qsize() for queue in self._queues.values())
             _log.warning("observers were stopped with %d batches in their queues", left)
             if left:
-                self._metrics.dropped("observer_batch", left)
+                self._metrics.count("dropped", "observer_batch", by=left)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

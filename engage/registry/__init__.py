@@ -9,22 +9,4 @@
 
 from __future__ import annotations
 
-from engage.registry.registry import (
-    Plugin,
-    PluginError,
-    Registered,
-    Registry,
-    largest_record,
-    load_plugins,
-    shared_credentials,
-)
-
-__all__ = [
-    "Plugin",
-    "PluginError",
-    "Registered",
-    "Registry",
-    "largest_record",
-    "load_plugins",
-    "shared_credentials",
-]
+from engage.registry.registry import *

@@ -213,14 +213,11 @@ def _run_helper(helper: Helper, channel: socket.socket) -> int:
 
 async def _run_worker(setup: Setup, sock: socket.socket, channel: socket.socket) -> int:
     from engage.http1.shares import Shares
-    from engage.monitoring.metrics import Metrics
     from engage.registry import load_plugins
     from engage.server.worker import Worker
 
     reader, writer = await asyncio.open_connection(sock=channel.dup())
     shares = None if setup.shares is None else Shares(setup.shares, setup.number)
-    metrics = Metrics()
-    metrics.restarts(setup.restarts)
     worker = Worker(
         setup.config,
         load_plugins(setup.config),
@@ -231,14 +228,13 @@ async def _run_worker(setup: Setup, sock: socket.socket, channel: socket.socket)
         serves_metrics=setup.serves_metrics,
         shares=shares,
         buckets=setup.buckets,
-        metrics=metrics,
         ready=lambda: writer.write(b"ready\n"),
     )
-    return await _run(worker, reader, writer, metrics.restarts)
+    worker.metrics.restarts(setup.restarts)
+    return await _run(worker, reader, writer, worker.metrics.restarts)
 
 
 async def _run_loader(setup: Setup, channel: socket.socket) -> int:
-    from engage.monitoring.metrics import Metrics
     from engage.registry import load_plugins
     from engage.server.load.process import LoaderProcess
 
@@ -247,19 +243,17 @@ async def _run_loader(setup: Setup, channel: socket.socket) -> int:
     def report(state: Mapping[str, Any]) -> None:
         writer.write(b"state " + json.dumps(state).encode() + b"\n")
 
-    metrics = Metrics()
-    metrics.restarts(setup.restarts)
     loader = LoaderProcess(
         setup.config,
         load_plugins(setup.config),
         number=setup.number,
         server_running=setup.server_running,
         supervised=True,
-        metrics=metrics,
         ready=lambda: writer.write(b"ready\n"),
         report=report,
     )
-    return await _run(loader, reader, writer, metrics.restarts)
+    loader.metrics.restarts(setup.restarts)
+    return await _run(loader, reader, writer, loader.metrics.restarts)
 
 
 async def _run_console(setup: Setup, channel: socket.socket) -> int:

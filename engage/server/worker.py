@@ -87,7 +87,6 @@ class Worker:
     :param serves_metrics: whether it serves the metrics although it has a parent.
     :param shares: how many connections the other workers have; ``None`` if there are no others.
     :param buckets: see :func:`engage.keys.buckets.open_buckets`.
-    :param metrics: what it counts.
     :param ready: called once when requests are answered.
     """
 
@@ -103,7 +102,6 @@ class Worker:
         serves_metrics: bool = False,
         shares: Shares | None = None,
         buckets: int | None = None,
-        metrics: Metrics | None = None,
         ready: Callable[[], None] | None = None,
     ) -> None:
         self._config = config
@@ -117,7 +115,8 @@ class Worker:
         self._buckets = buckets
         self._ready = ready
         self._stop = asyncio.Event()
-        self._metrics = Metrics() if metrics is None else metrics
+        #: What it counts.
+        self.metrics = Metrics()
         #: Writes what the metrics have counted to the files that the processes share.
         self._flush: Callable[[], None] = lambda: None
 
@@ -138,7 +137,7 @@ class Worker:
         if self._number is None:
             handle_signals(self.stop, lambda: self._flush())
         shown = config.server.metrics_port is not None
-        metrics = self._metrics
+        metrics = self.metrics
         shared = SharedNumbers(metrics) if shown and not self._serves_metrics else None
         if shared is not None:
             self._flush = shared.flush

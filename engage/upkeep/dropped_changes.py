@@ -46,7 +46,7 @@ async def report_dropped_changes(
     while isinstance(store, ProfileStore):
         dropped = store.dropped_changes
         if dropped != counted:
-            metrics.dropped("profile_change", dropped - counted)
+            metrics.count("dropped", "profile_change", by=dropped - counted)
             counted = dropped
         if dropped != logged and clock() >= next_log:
             _log.warning(

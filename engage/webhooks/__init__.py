@@ -16,7 +16,7 @@ checking a signature                   :func:`check_hmac` :func:`check_secret`
                                        :func:`check_timestamp` :func:`check_standard_webhook`
 options                                :func:`secrets` :func:`standard_webhook_key`
                                        :func:`public_url` :func:`signed_url`
-                                       :func:`options_schema`
+                                       :func:`options_schema` :func:`registration`
 base classes                           :class:`SecretProvider` (signs with a secret)
                                        :class:`StaticCredentialProvider` (sends a secret)
 making events                          :func:`track` :func:`message_id` :func:`event_id`
@@ -38,49 +38,3 @@ from engage.webhooks.events import *
 from engage.webhooks.options import *
 from engage.webhooks.reading import *
 from engage.webhooks.signatures import *
-
-__all__ = [
-    "ElementIds",
-    "SecretProvider",
-    "StaticCredentialProvider",
-    "at",
-    "body_members",
-    "check_hmac",
-    "check_secret",
-    "check_standard_webhook",
-    "check_timestamp",
-    "content_id",
-    "decode_base64",
-    "decode_hex",
-    "email_event",
-    "email_opt_outs",
-    "email_recipient",
-    "email_recipients",
-    "event_id",
-    "form_bytes",
-    "form_fields",
-    "form_values",
-    "iso_time",
-    "merged",
-    "message_id",
-    "names_person",
-    "one_header",
-    "optional_header",
-    "options_schema",
-    "own_user_id",
-    "parse_envelope",
-    "parse_json",
-    "parse_object",
-    "phone_recipient",
-    "public_url",
-    "secrets",
-    "signed_url",
-    "spread",
-    "standard_webhook_key",
-    "text",
-    "track",
-    "translated",
-    "unix_time",
-    "user_id",
-    "user_id_notice",
-]

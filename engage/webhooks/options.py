@@ -6,16 +6,24 @@ from __future__ import annotations
 import base64
 import binascii
 import importlib.resources
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
 
-from engage.api import ConfigError, ProviderContext, WebhookRequest
+from engage.api import (
+    ConfigError,
+    ProviderContext,
+    ProviderFactory,
+    Register,
+    WebhookRequest,
+    hookimpl,
+)
 
 __all__ = [
     "options_schema",
     "public_url",
+    "registration",
     "secrets",
     "signed_url",
     "standard_webhook_key",
@@ -97,6 +105,22 @@ def options_schema(package: str, path: str) -> dict[str, Any]:
 
     schema: dict[str, Any] = inlined(orjson.loads(files.joinpath(name).read_bytes()), name)
     return schema
+
+
+def registration(
+    name: str, factory: ProviderFactory, *, package: str = "engage_schemas"
+) -> Callable[[Register[ProviderFactory]], None]:
+    """Return the hook ``engage_register_webhook`` that registers a provider.
+
+    :param package: has the schema of its options, as ``plugins/webhooks/<name>.json``; see
+        :func:`options_schema`.
+    """
+
+    @hookimpl
+    def engage_register_webhook(register: Register[ProviderFactory]) -> None:
+        register(name, factory, options_schema(package, f"plugins/webhooks/{name}.json"))
+
+    return engage_register_webhook
 
 
 def signed_url(own: str | None, request: WebhookRequest) -> str:

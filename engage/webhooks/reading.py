@@ -151,19 +151,17 @@ def parse_json(data: bytes | str, *, elements: str | None = None) -> Any:
     for key in elements.split(".") if elements is not None and isinstance(value, dict) else ():
         found = found.get(key) if isinstance(found, dict) else None
     if isinstance(found, list):
-        found[:] = map(_element, found)
-    problems: list[Any] = []
-    value = storable(value, _is_id, problems)
+        found[:] = [None if problems else one for one, problems in map(_stored, found)]
+    value, problems = _stored(value)
     if problems:
         raise PayloadInvalid(f"the body cannot be stored: a value in it {problems[0][1]}")
     return value
 
 
-def _element(value: Any) -> Any:
-    """Return an element of a list as it can be stored; ``None`` if it cannot."""
+def _stored(value: Any) -> tuple[Any, list[Any]]:
+    """Return a value as it can be stored, and what in it cannot."""
     problems: list[Any] = []
-    value = storable(value, _is_id, problems)
-    return None if problems else value
+    return storable(value, _is_id, problems), problems
 
 
 def _is_id(path: tuple[str, ...]) -> bool:

@@ -18,15 +18,12 @@ from engage.api import (
     PayloadInvalid,
     Provider,
     ProviderContext,
-    ProviderFactory,
-    Register,
     SignatureMismatch,
     Signing,
     Translation,
     WebhookRequest,
-    hookimpl,
 )
-from engage.webhooks import options_schema, parse_object
+from engage.webhooks import parse_object, registration
 
 from . import ses, sns
 
@@ -117,11 +114,4 @@ class AmazonSes(Provider):
         return sns.read_envelope(request, topics=self._topics, versions=self._versions)
 
 
-@hookimpl
-def engage_register_webhook(register: Register[ProviderFactory]) -> None:
-    """Register ``amazon-ses``."""
-    register(
-        "amazon-ses",
-        AmazonSes,
-        options_schema("engage_schemas", "plugins/webhooks/amazon-ses.json"),
-    )
+engage_register_webhook = registration("amazon-ses", AmazonSes)

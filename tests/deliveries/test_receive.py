@@ -480,10 +480,11 @@ async def test_deliveries_are_counted(tmp_path: Path) -> None:
     class Counting(Metrics):
         def __init__(self) -> None:
             super().__init__()
-            self.seen: list[tuple[str, str]] = []
+            self.seen: list[tuple[str, ...]] = []
 
-        def webhook(self, provider: str, outcome: str) -> None:
-            self.seen.append((provider, outcome))
+        def count(self, name: str, *labels: str, by: int = 1) -> None:
+            if name == "webhook_deliveries":
+                self.seen.append(labels)
 
     metrics = Counting()
     async with serving(tmp_path, **SEGMENT, metrics=metrics) as server:

@@ -31,10 +31,10 @@ def test_every_metric_is_exposed() -> None:
     metrics.event("track", "stored", 4)
     metrics.event("identify", "invalid_payload")
     metrics.write(0.004, 100, 7)
-    metrics.storage_error()
-    metrics.dead_letter("invalid_payload", 2)
-    metrics.webhook("sendgrid", "accepted")
-    metrics.dropped("profile_change", 3)
+    metrics.count("storage_errors")
+    metrics.count("dead_letters", "invalid_payload", by=2)
+    metrics.count("webhook_deliveries", "sendgrid", "accepted")
+    metrics.count("dropped", "profile_change", by=3)
     metrics.refused(Refusal(reason="invalid_json", status=400, route="track"))
     metrics.storage({"wal_bytes": 4096, "free_bytes": 1e9}, {})
     metrics.storage({"wal_bytes": 8192}, {})
@@ -69,7 +69,7 @@ def test_the_metrics_of_a_log_are_exposed_if_there_is_one() -> None:
     assert "engage_log_errors_total 0.0" in _lines(metrics)
     metrics.append(0.004, 100, 0)
     metrics.append(0.002, 1, 0)
-    metrics.log_error()
+    metrics.count("log_errors")
     metrics.log({"backlog_records": 5, "backlog_seconds": 1.5}, {})
     metrics.log({"backlog_records": 6}, {})
     lines = _lines(metrics)
@@ -91,7 +91,7 @@ def test_the_metrics_of_a_loader_are_exposed_in_a_loader_only() -> None:
     assert 'engage_loaded_records_total{outcome="damaged"} 0.0' in _lines(metrics)
     metrics.loaded("stored", 3)
     metrics.loaded("stored")
-    metrics.gap(7)
+    metrics.count("log_gap_records", by=7)
     metrics.paused(2)
     lines = _lines(metrics)
     for line in (
@@ -134,7 +134,7 @@ def test_histograms_are_as_prometheus_client_makes_them(value: float) -> None:
 
 def test_two_tables_in_one_process_count_separately() -> None:
     first, second = Metrics(), Metrics()
-    first.storage_error()
+    first.count("storage_errors")
     assert "engage_storage_errors_total 1.0" in _lines(first)
     assert "engage_storage_errors_total 0.0" in _lines(second)
 
@@ -168,6 +168,8 @@ def test_a_counter_begins_at_0_and_a_text_says_what_it_is() -> None:
 def test_dropped_data_has_a_name_that_begins_at_0() -> None:
     """Every call in the code."""
     code = "".join(path.read_text("utf-8") for path in (ROOT / "engage").rglob("*.py"))
-    called = set(re.findall(r"etrics\.dropped\(\s*\"(\w+)\"(?: if \w+ else \"(\w+)\")?", code))
+    called = set(
+        re.findall(r"etrics\.count\(\s*\"dropped\",\s*\"(\w+)\"(?: if \w+ else \"(\w+)\")?", code)
+    )
     names = {name for pair in called for name in pair if name}
     assert names == set(DROPPED)

@@ -61,8 +61,9 @@ class _Recording(Metrics):
     def refused(self, refusal: Refusal) -> None:
         self.effects.append(["refused", dataclasses.asdict(refusal)])
 
-    def webhook(self, provider: str, outcome: str) -> None:
-        self.effects.append(["webhook", provider, outcome])
+    def count(self, name: str, *labels: str, by: int = 1) -> None:
+        if name == "webhook_deliveries":
+            self.effects.append(["webhook", *labels])
 
 
 class _Lines(logging.Handler):

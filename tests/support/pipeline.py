@@ -90,26 +90,26 @@ class CountingMetrics(Metrics):
     def write(self, seconds: float, events: int, waiting: int) -> None:
         self.writes.append(events)
 
-    def storage_error(self) -> None:
-        self.errors += 1
-
-    def dead_letter(self, reason: str, count: int = 1) -> None:
-        self.letters[reason] += count
-
-    def dropped(self, what: str, count: int = 1) -> None:
-        self.lost[what] += count
+    def count(self, name: str, *labels: str, by: int = 1) -> None:
+        match name:
+            case "storage_errors":
+                self.errors += by
+            case "log_errors":
+                self.log_errors += by
+            case "log_gap_records":
+                self.gap_records += by
+            case "dead_letters":
+                self.letters[labels[0]] += by
+            case "dropped":
+                self.lost[labels[0]] += by
+            case _:
+                super().count(name, *labels, by=by)
 
     def append(self, seconds: float, events: int, waiting: int) -> None:
         self.appended.append(events)
 
     def loaded(self, outcome: str, count: int = 1) -> None:
         self.loads[outcome] += count
-
-    def log_error(self) -> None:
-        self.log_errors += 1
-
-    def gap(self, records: int) -> None:
-        self.gap_records += records
 
     def paused(self, partitions: int) -> None:
         self.paused_partitions = partitions

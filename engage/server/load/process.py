@@ -152,7 +152,6 @@ class LoaderProcess:
     :param server_running: whether loaders were running before this one: then it waits for a store
         that it cannot open.
     :param supervised: see :attr:`engage.api.StorageContext.supervised`.
-    :param metrics: what it counts.
     :param ready: called once when it begins to load.
     :param report: called each second with the state.
     """
@@ -165,7 +164,6 @@ class LoaderProcess:
         number: int | None = None,
         server_running: bool = False,
         supervised: bool = False,
-        metrics: Metrics | None = None,
         ready: Callable[[], None] = lambda: None,
         report: Callable[[Mapping[str, Any]], None] = lambda _: None,
     ) -> None:
@@ -175,7 +173,8 @@ class LoaderProcess:
         self._number = number
         self._server_running = server_running
         self._supervised = supervised
-        self._metrics = Metrics() if metrics is None else metrics
+        #: What it counts.
+        self.metrics = Metrics()
         self._ready = ready
         self._report = report
         self._stop = asyncio.Event()
@@ -194,7 +193,7 @@ class LoaderProcess:
         if self._number is None:
             handle_signals(self.stop)
         shown = self._settings.load_port is not None
-        metrics = self._metrics
+        metrics = self.metrics
         load = Load(
             self._config,
             self._registry,
