@@ -312,8 +312,10 @@ def test_users_and_visitors_are_counted_by_their_choices(
         {"anonymousId": "sub-w", "traits": {"a": 1}},
     ):
         assert send(server, "identify", event).status_code == 200
-    rows = ("sub-1,,true,2025-01-01", ",sub-v,false,2025-01-02", ",sub-w,true,2025-01-01")
-    rows += ("sub-x,,false,2025-01-01", ",sub-x,false,2025-01-01", "sub-y,,false,2025-01-01")
+    rows = (
+        *("sub-1,,true,2025-01-01", ",sub-v,false,2025-01-02", ",sub-w,true,2025-01-01"),
+        *("sub-x,,false,2025-01-01", ",sub-x,false,2025-01-01", "sub-y,,false,2025-01-01"),
+    )
     text = "userId,anonymousId,subscribed,updatedAt,groupId\n" + ",news\n".join((*rows, ""))
     arguments = ("--config", server.config, "--workspace", "pages", "-")
     result = run("subscriptions", "import", *arguments, text=text)
