@@ -185,7 +185,7 @@ class Schema:
             _check_version(found, self._connection.name)
             if found["version"] < VERSION and not create:
                 lost = await self._upgrade.lost()
-                text = "; subscriptions of visitors that their users will not have any more"
+                text = "; subscriptions of visitors that then no longer count for their users"
                 raise StorageIncompatible(
                     f"{self._connection.name}: made by an earlier version of engage (store version "
                     f"{found['version']}; this is version {VERSION}): start `engage serve` once, "

@@ -56,7 +56,7 @@ def choose(db: Any, choices: Choices, workspace: str = WORKSPACE) -> None:
         times = {"$min": {"firstChoiceAt": when}, "$max": {"lastChoiceAt": when}}
         db.users.update_one({"_id": key}, {**times, "$setOnInsert": whose}, upsert=True)
         for idle in (False, True):
-            seq, change_id = sequence(), f"{workspace}-{number}-{idle}"
+            seq, change_id = sequence(), f"{name}-{group}-{at}-{idle}"
             known = {"subscribed": subscribed, "updatedAt": when, "changeId": change_id}
             found = {"groupId": group, "before": None, "after": subscribed}
             record = {"changeId": change_id, "_seq": seq, "at": when, "how": "link"}
@@ -264,13 +264,13 @@ async def test_check_says_which_choices_stop_counting(tmp_path: Path) -> None:
     await make(tmp_path, url)
     before = everything(url)
     # Of "mine" c, and of "yours" d; not those of visitors who belong to nobody.
-    expected = "up to date; subscriptions of visitors that their users will not have any more: 2$"
+    expected = "up to date; subscriptions of visitors that then no longer count for their users: 2$"
     with pytest.raises(StorageIncompatible, match=expected):
         await mongo.make_store(tmp_path, url).open(create=False)
     assert everything(url) == before
     with raw(url) as db:
-        choose(db, [("owner", "c", True, 4), ("owner", "d", True, 7)])
-        expected = "; subscriptions of visitors that their users will not have any more: 1$"
+        choose(db, [("owner", "c", True, 3), ("owner", "d", True, 7)])
+        expected = "; subscriptions of visitors that then no longer count for their users: 1$"
     with pytest.raises(StorageIncompatible, match=expected):
         await mongo.make_store(tmp_path, url).open(create=False)
     with raw(url) as db:
