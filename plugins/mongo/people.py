@@ -47,15 +47,7 @@ from .documents import (
     version_of,
 )
 from .paging import beyond, id_after, read_page
-from .schema import (
-    LINKS,
-    PLACES,
-    SUBSCRIPTIONS,
-    USERS,
-    VISITOR_CLAIMS,
-    VISITOR_MEMBERSHIPS,
-    VISITORS,
-)
+from .schema import LINKS, PLACES, SUBSCRIPTIONS, USERS, VISITORS
 
 #: Users that are read at once, with their registers, links and memberships.
 STEP: Final = 200
@@ -371,7 +363,8 @@ class People:
         async with self._connection.updating:
             await db[VISITORS].update_many(old, {"$unset": {"traits": "", "claims": ""}})
             if gone := [one["_id"] async for one in db[VISITORS].find(old, {"_id": 1})]:
-                for collection in (VISITOR_MEMBERSHIPS, VISITOR_CLAIMS):
+                place = PLACES[Kind.VISITOR]
+                for collection in (place.memberships, place.claims):
                     await db[collection].delete_many({"visitor": any_of(gone), **bounds})
             done = await db[VISITORS].delete_many(old)
         return int(done.deleted_count)

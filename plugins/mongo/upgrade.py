@@ -12,22 +12,16 @@ import collections
 import dataclasses
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 
 import bson
 from bson.objectid import ObjectId
 
-from engage.api import (
-    ENGAGE_VERSION,
-    Kind,
-    StorageUnavailable,
-    Subject,
-    SubscriptionChange,
-    SubscriptionStore,
-)
+from engage import api
+from engage.api import Kind, Subject
 
-from .connection import Connection
+from .connection import BATCH, Connection
 from .counts import Counts
 from .documents import scoped_id, subject_id
 from .people import STEP, People, parts
@@ -36,12 +30,11 @@ from .subscriptions import Subscriptions, sorted_choices
 
 #: Milliseconds after which a process that wrote no counter of a new minute has ended.
 _ALIVE: Final = 75_000
-#: Events that are read at once, and seconds that reading all of them may take.
-_EVENTS: Final = 10_000
+#: Seconds that reading all events may take.
 _SCAN_SECONDS: Final = 3600.0
 
 _Document = Mapping[str, Any]
-#: Workspace and id → what the id is known to be.
+#: Workspace and id → what the id is known to be. That a choice made a user exist is no proof.
 _Known = collections.defaultdict[tuple[str, str], set[Kind]]
 
 
@@ -64,8 +57,7 @@ class Upgrade:
         await self._refuse_others()
         await self.complete()
         known, unsure = _Known(set), set()
-        async for workspace, part in self._parts("userId"):
-            await self._look(workspace, part, known)
+        async for workspace, part in self._parts("userId", known):
             for one in part:
                 kinds = known[key := (workspace, one["userId"])]
                 if Kind.USER not in kinds or (Kind.VISITOR not in kinds and _unsubscribed(one)):
@@ -73,23 +65,25 @@ class Upgrade:
         if unsure:
             await self._look_in_events(unsure, known)
         async for workspace, part in self._parts("userId"):
-            kinds_of = {one["_id"]: known[workspace, one["userId"]] for one in part}
-            await self._move([one for one in part if kinds_of[one["_id"]] == {Kind.VISITOR}])
-            copied = [one for one in part if len(kinds_of[one["_id"]]) != 1]
-            of_visitors = [(Subject(Kind.VISITOR, one["userId"]), one) for one in copied]
-            await self._unsubscribe(workspace, of_visitors)
+            kinds_of = [(one, known[workspace, one["userId"]]) for one in part]
+            await self._move([one for one, kinds in kinds_of if kinds == {Kind.VISITOR}])
+            await self._unsubscribe(
+                (Subject(Kind.VISITOR, one["userId"]), one)
+                for one, kinds in kinds_of
+                if len(kinds) != 1
+            )
         async for workspace, part in self._parts("anonymousId"):
             left = {one["anonymousId"]: one for one in part if _unsubscribed(one)}
             with self.connection.calling(scan=True):
                 owners = await self.people.owners(workspace, left)
-            of_users = [(Subject(Kind.USER, user), left[name]) for name, user in owners.items()]
-            await self._unsubscribe(workspace, of_users)
+            await self._unsubscribe(
+                (Subject(Kind.USER, user), left[name]) for name, user in owners.items()
+            )
 
     async def lost(self) -> int:
         """Return how many subscriptions of visitors no longer count for their users after it."""
         known, found = _Known(set), 0
-        async for workspace, part in self._parts("userId"):
-            await self._look(workspace, part, known)
+        async for workspace, part in self._parts("userId", known):
             names = [one["userId"] for one in part]
             names = [name for name in names if Kind.USER not in known[workspace, name]]
             with self.connection.calling(scan=True):
@@ -97,40 +91,36 @@ class Upgrade:
                 people = await self.people.visitors_of(workspace, owners.values())
                 for name, user in owners.items():
                     keys = [scoped_id(workspace, one) for one in (user, *people[user])]
-                    choices = [
-                        (
-                            int(one["updatedAt"]),
-                            one.get("changeId", ""),
-                            group,
-                            whose["userId"],
-                            one,
-                        )
-                        for whose in await self.connection.read(SUBSCRIPTIONS, keys)
-                        for group, one in sorted_choices(whose)
-                    ]
-                    choices.sort(key=lambda one: one[:2])
-                    latest = {
-                        group: (whose, one["subscribed"]) for *_, group, whose, one in choices
-                    }
-                    found += [*latest.values()].count((name, True))
+                    latest: dict[str, tuple[Any, ...]] = {}
+                    for whose in await self.connection.read(SUBSCRIPTIONS, keys):
+                        for group, one in sorted_choices(whose):
+                            version = (int(one["updatedAt"]), one.get("changeId", ""))
+                            choice = (*version, whose["userId"], one["subscribed"])
+                            latest[group] = max(choice, latest.get(group, choice))
+                    found += sum(one[2:] == (name, True) for one in latest.values())
         return found
 
     async def _refuse_others(self) -> None:
         now = time.time_ns() // 1_000_000
         since, until = now - _ALIVE, now + _ALIVE
-        up = await self.counts.sums(60, since=since, until=until, names=("up",), limit=1000)
+        up = await self.counts.sums(60, since=since, until=until, names=("up",), limit=BATCH)
         others = {one.labels[0]: one.processes for one in up.items}
-        others.pop(ENGAGE_VERSION, None)
+        others.pop(api.ENGAGE_VERSION, None)
         if others:
             text = ", ".join(f"{count} of engage {name}" for name, count in sorted(others.items()))
-            raise StorageUnavailable(
+            raise api.StorageUnavailable(
                 f"{self.connection.name}: processes of another version use this store ({text}); "
                 f"stop all of them: engage brings it up to date {_ALIVE // 1000} seconds later"
             )
 
-    async def _parts(self, name: str) -> AsyncIterator[tuple[str, list[_Document]]]:
+    async def _parts(
+        self, name: str, known: _Known | None = None
+    ) -> AsyncIterator[tuple[str, list[_Document]]]:
         """Read the choices that have a field, in parts of one workspace, unless another process has
-        completed the upgrade meanwhile."""
+        completed the upgrade meanwhile.
+
+        :param known: gets what profiles and links tell.
+        """
         after: str | None = ""
         while after is not None:
             query = {"_id": {"$gt": after}, name: {"$exists": True}}
@@ -138,15 +128,15 @@ class Upgrade:
                 schema = await db[META].find_one({"_id": "schema"})
                 cursor = db[SUBSCRIPTIONS].find(query).sort([("_id", 1)]).limit(STEP)
                 page = await cursor.to_list(None)
-            if not page or schema["version"] >= VERSION:
+            if schema["version"] >= VERSION:
                 return
-            for part in parts(page):
-                yield part
+            for workspace, part in parts(page):
+                if known is not None:
+                    await self._look(workspace, {one["_id"]: one[name] for one in part}, known)
+                yield workspace, part
             after = page[-1]["_id"] if len(page) == STEP else None
 
-    async def _look(self, workspace: str, part: Iterable[_Document], known: _Known) -> None:
-        """Note what profiles and links tell. That a choice made a user exist is no proof."""
-        names = {one["_id"]: one["userId"] for one in part}
+    async def _look(self, workspace: str, names: Mapping[str, str], known: _Known) -> None:
         of_ids = {"workspaceId": workspace, "anonymousId": {"$in": [*names.values()]}}
         with self.connection.calling(scan=True) as db:
             for kind, collection, by, conditions in (
@@ -164,15 +154,17 @@ class Upgrade:
     async def _look_in_events(self, unsure: set[tuple[str, str]], known: _Known) -> None:
         fields = {"_id": 0, "workspaceId": 1, "userId": 1, "anonymousId": 1}
         with self.connection.calling(seconds=_SCAN_SECONDS) as db:
-            cursor = db[EVENTS].find({}, fields).batch_size(_EVENTS)
-            while page := await cursor.to_list(_EVENTS):
+            cursor = db[EVENTS].find({}, fields).batch_size(BATCH)
+            while page := await cursor.to_list(BATCH):
                 for one in page:
                     for kind in (Kind.USER, Kind.VISITOR):
                         if (key := (one["workspaceId"], one.get(PLACES[kind].name))) in unsure:
                             known[key].add(kind)
 
-    async def _move(self, moved: list[_Document]) -> None:
+    async def _move(self, moved: Sequence[_Document]) -> None:
         """Give choices, with their history, to visitors."""
+        if not moved:
+            return
         histories, made = [], []
         for one in moved:
             workspace, name = one["workspaceId"], one["userId"]
@@ -184,36 +176,27 @@ class Upgrade:
             key = subject_id(workspace, Subject(Kind.VISITOR, name))
             rest = {field: value for field, value in one.items() if field != "userId"}
             made.append(bson.encode({**rest, "_id": key, "anonymousId": name}))
-        if moved:
-            ids = {"$in": [one["_id"] for one in moved]}
-            same = [{"_id": one["_id"], "seq": one.get("seq")} for one in moved]
-            with self.connection.calling(scan=True) as db:
-                await self.connection.update(HISTORY, histories)
-                # Some may be there, from a run that was cut off.
-                await self.connection.insert(SUBSCRIPTIONS, made)
-                await db[USERS].delete_many({"_id": ids, "createdAt": {"$exists": False}})
-                await db[SUBSCRIPTIONS].delete_many({"$or": same})
+        ids = {"$in": [one["_id"] for one in moved]}
+        same = [{"_id": one["_id"], "seq": one.get("seq")} for one in moved]
+        with self.connection.calling(scan=True) as db:
+            await self.connection.update(HISTORY, histories)
+            # Some may be there, from a run that was cut off.
+            await self.connection.insert(SUBSCRIPTIONS, made)
+            await db[USERS].delete_many({"_id": ids, "createdAt": {"$exists": False}})
+            await db[SUBSCRIPTIONS].delete_many({"$or": same})
 
-    async def _unsubscribe(
-        self, workspace: str, copied: Iterable[tuple[Subject, _Document]]
-    ) -> None:
+    async def _unsubscribe(self, copied: Iterable[tuple[Subject, _Document]]) -> None:
         """Apply the unsubscriptions of documents to others, with their times."""
-        changes = [
-            SubscriptionChange(
+        changes = []
+        for subject, one in copied:
+            fields: Any = {"workspace_id": one["workspaceId"], "dated": True, "how": "upgrade"}
+            for group, at in _unsubscribed(one).items():
                 # The same whoever makes it, and how often.
-                id=str(uuid.uuid5(uuid.NAMESPACE_OID, repr((subject, one["_id"], group, at)))),
-                workspace_id=workspace,
-                subject=subject,
-                choices={group: False},
-                at=at,
-                dated=True,
-                how="upgrade",
-            )
-            for subject, one in copied
-            for group, at in _unsubscribed(one).items()
-        ]
+                name = str(uuid.uuid5(uuid.NAMESPACE_OID, repr((subject, one["_id"], group, at))))
+                fields |= {"id": name, "at": at, "choices": {group: False}}
+                changes.append(api.SubscriptionChange(subject=subject, **fields))
         # It needs the method ``apply`` only.
-        await SubscriptionStore.apply_all(cast(Any, self.subscriptions), changes)
+        await api.SubscriptionStore.apply_all(cast(Any, self.subscriptions), changes)
         with self.connection.calling():
             await self.subscriptions.remove_copied()
 
