@@ -31,6 +31,7 @@ from engage_plugins.mongo.documents import Sequencer, escape_key, scoped_id
 from engage_plugins.mongo.store import MongoStorage
 from support import mongo
 from support.mongo_proxy import Proxy
+from support.verifying import verified
 
 pytestmark = pytest.mark.mongo
 
@@ -207,6 +208,10 @@ async def test_each_choice_becomes_that_of_the_user_or_the_visitor(
     before = everything(url)
     async with mongo.opened(tmp_path, url) as store:
         await is_upgraded(store)
+        report = await verified(store)
+        # The events of the tests do not say when they were received.
+        assert {what for what, _ in report.differences} <= {"events"}
+        assert report.checked["choices"] == 24
     assert everything(url) == before
 
 
