@@ -55,6 +55,10 @@ class Upgrade:
         :raises StorageUnavailable: also while processes of another version use the store.
         """
         await self._refuse_others()
+        with self.connection.calling() as db:
+            # From now on, an older version would misread the store.
+            fence = {"minReader": VERSION, "engage": api.ENGAGE_VERSION}
+            await db[META].update_one({"_id": "schema", "version": 1}, {"$set": fence})
         await self.complete()
         known, unsure = _Known(set), set()
         async for workspace, part in self._parts("userId", known):

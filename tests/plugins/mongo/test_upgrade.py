@@ -232,6 +232,9 @@ async def test_the_upgrade_may_be_killed_at_any_write(tmp_path: Path, proxy: Pro
         dying = mongo.make_store(tmp_path, url)
         await dying.open(create=True)
         await mongo.die(dying, proxy)
+        with raw(url) as db:
+            # Once it has begun, the older version refuses the store.
+            assert db.meta.find_one({"_id": "schema"})["minReader"] == (2 if number else 1)
         async with mongo.opened(tmp_path, url) as store:
             await is_upgraded(store)
         if left >= 0:
