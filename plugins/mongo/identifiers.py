@@ -353,9 +353,7 @@ class Identifiers:
                 Kind.VISITOR: {one: name for name, names in people.items() for one in names},
             }
             for kind, user_of in users.items():
-                paths = [
-                    claim_id(workspace_id, one, trait, "").removesuffix(":") for one in user_of
-                ]
+                paths = [claim_id(workspace_id, one, trait, "")[:-1] for one in user_of]
                 for start in range(0, len(paths), STEP):
                     ranges = [{"_id": below(path)} for path in paths[start : start + STEP]]
                     async for one in db[PLACES[kind].claims].find({"$or": ranges}):

@@ -33,6 +33,9 @@ _ALIVE: Final = 75_000
 #: Seconds that reading all events may take.
 _SCAN_SECONDS: Final = 3600.0
 
+#: The beginning of the ids of its changes.
+_PREFIX: Final = "upgrade-"
+
 _Document = Mapping[str, Any]
 #: Workspace and id → what the id is known to be. That a choice made a user exist is no proof.
 _Known = collections.defaultdict[tuple[str, str], set[Kind]]
@@ -141,19 +144,17 @@ class Upgrade:
             after = page[-1]["_id"] if len(page) == STEP else None
 
     async def _look(self, workspace: str, names: Mapping[str, str], known: _Known) -> None:
-        of_ids = {"workspaceId": workspace, "anonymousId": {"$in": [*names.values()]}}
+        ids = {name: name for name in names.values()}
         with self.connection.calling(scan=True) as db:
-            for kind, collection, by, conditions in (
-                (Kind.USER, USERS, "_id", {"createdAt": {"$exists": True}}),
-                (Kind.USER, LINKS, "user", {}),
-                (Kind.VISITOR, VISITORS, "_id", {}),
+            for kind, collection, by, of, query in (
+                (Kind.USER, USERS, "_id", names, {"createdAt": {"$exists": True}}),
+                (Kind.USER, LINKS, "user", names, {}),
+                (Kind.VISITOR, VISITORS, "_id", names, {}),
+                (Kind.VISITOR, LINKS, "anonymousId", ids, {"workspaceId": workspace}),
             ):
-                read = self.connection.read(collection, names, {by: 1}, by=by, **conditions)
-                for one in await read:
-                    known[workspace, names[one[by]]].add(kind)
-            # One by one: an anonymous id may have very many users.
-            async for one in db[LINKS].find(of_ids, {"_id": 0, "anonymousId": 1}):
-                known[workspace, one["anonymousId"]].add(Kind.VISITOR)
+                # One by one: an anonymous id may have very many users.
+                async for one in db[collection].find({**query, by: {"$in": [*of]}}, {by: 1}):
+                    known[workspace, of[one[by]]].add(kind)
 
     async def _look_in_events(self, unsure: set[tuple[str, str]], known: _Known) -> None:
         fields = {"_id": 0, "workspaceId": 1, "userId": 1, "anonymousId": 1}
@@ -196,8 +197,8 @@ class Upgrade:
             fields: Any = {"workspace_id": one["workspaceId"], "dated": True, "how": "upgrade"}
             for group, at in _unsubscribed(one).items():
                 # The same whoever makes it, and how often.
-                name = str(uuid.uuid5(uuid.NAMESPACE_OID, repr((subject, one["_id"], group, at))))
-                fields |= {"id": name, "at": at, "choices": {group: False}}
+                name = uuid.uuid5(uuid.NAMESPACE_OID, repr((subject, one["_id"], group, at)))
+                fields |= {"id": f"{_PREFIX}{name}", "at": at, "choices": {group: False}}
                 changes.append(api.SubscriptionChange(subject=subject, **fields))
         # It needs the method ``apply`` only.
         await api.SubscriptionStore.apply_all(cast(Any, self.subscriptions), changes)
@@ -206,6 +207,11 @@ class Upgrade:
 
 
 def _unsubscribed(document: _Document) -> dict[str, int]:
-    """Return the times of the choices that are unsubscriptions, by group."""
-    choices = sorted_choices(document)
-    return {group: int(one["updatedAt"]) for group, one in choices if not one["subscribed"]}
+    """Return the times of the choices that are unsubscriptions, by group; without those that the
+    upgrade has applied to a user, because these were never choices of the id."""
+    return {
+        group: int(one["updatedAt"])
+        for group, one in sorted_choices(document)
+        if not one["subscribed"]
+        and not ("userId" in document and one.get("changeId", "").startswith(_PREFIX))
+    }

@@ -88,6 +88,8 @@ EVENTS = [
     identify("11", "owner", anonymous_id="mine"),
     identify("12", "owner", anonymous_id="yours"),
     identify("13", "owner", anonymous_id="both"),
+    visit("14", "pet"),
+    identify("15", "both", anonymous_id="pet"),
 ]
 NAMES = ("visitor", "both", "user", "seen", "seen-both", "neither")
 CHOICES: Choices = [
@@ -102,6 +104,7 @@ CHOICES: Choices = [
     ("mine", "c", True, 4),
     ("yours", "a", False, 6),
     ("yours", "d", True, 6),
+    ("pet", "c", False, 7),
     ("owner", "b", True, 5),
     ("owner", "d", False, 5),
 ]
@@ -112,7 +115,8 @@ EXPECTED = {
     visitor("mine"): {"a": False, "b": False, "c": True},
     visitor("yours"): {"a": False, "d": True},
     # An unsubscription is the visitor's too.
-    user("both"): {"a": False, "b": True},
+    user("both"): {"a": False, "b": True, "c": False},
+    visitor("pet"): {"c": False},
     visitor("both"): {"a": False},
     user("seen-both"): {"a": False, "b": True},
     visitor("seen-both"): {"a": False},
@@ -211,7 +215,7 @@ async def test_each_choice_becomes_that_of_the_user_or_the_visitor(
         report = await verified(store)
         # The events of the tests do not say when they were received.
         assert {what for what, _ in report.differences} <= {"events"}
-        assert report.checked["choices"] == 24
+        assert report.checked["choices"] == 26
     assert everything(url) == before
 
 
