@@ -20,6 +20,7 @@
 ``url.py``            the connection string
 ``verification.py``   damage that only this storage can see
 ``schema.py``         preparing the store: collections, indexes, version, shard keys
+``upgrade.py``         bringing the choices of an earlier version up to date
 ====================  =================================================================
 
 The modules of the tables of the SQLite storage have the same names. It has a ``reader.py`` besides,

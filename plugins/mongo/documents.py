@@ -34,7 +34,7 @@ from bson.datetime_ms import DatetimeMS
 from bson.errors import InvalidBSON, InvalidDocument
 from bson.objectid import ObjectId
 
-from engage.api import MAX_TIME, REMOVED, Event, Version, Versioned, render_time
+from engage.api import MAX_TIME, REMOVED, Event, Kind, Subject, Version, Versioned, render_time
 
 #: Maximum size of a document in MongoDB.
 MAX_BYTES: Final = 16 * 1024 * 1024
@@ -158,6 +158,20 @@ def scoped_id(workspace_id: str, name: str) -> str:
     return f"{_part(workspace_id)}:{name}"
 
 
+def subject_id(workspace_id: str, subject: Subject) -> str:
+    """Return the ``_id`` of what a user or a visitor has once. No text makes one the other: in the
+    part of the workspace, digits follow each ``%``."""
+    mark = "" if subject.kind is Kind.USER else "%"
+    return f"{_part(workspace_id)}{mark}:{subject.id}"
+
+
+def subject_of(document: Mapping[str, Any]) -> Subject:
+    """Return the user or visitor whose id a document has."""
+    if "userId" in document:
+        return Subject(Kind.USER, document["userId"])
+    return Subject(Kind.VISITOR, document["anonymousId"])
+
+
 def pair_id(workspace_id: str, user_id: str, other: str) -> str:
     """Return the ``_id`` of a link or a membership."""
     return f"{_part(workspace_id)}:{len(user_id)}:{user_id}:{other}"
@@ -171,6 +185,12 @@ def path_id(*parts: str) -> str:
 def in_workspace(workspace_id: str | None) -> dict[str, Any]:
     """Return a condition on ``_id``: within a workspace, or any if it is ``None``."""
     return {} if workspace_id is None else below(_part(workspace_id))
+
+
+def with_visitors(workspace_id: str) -> dict[str, Any]:
+    """Return a query for the documents of a workspace that have a :func:`subject_id`."""
+    part = _part(workspace_id)
+    return {"_id": {"$gte": f"{part}%:", "$lt": f"{part};"}, "workspaceId": workspace_id}
 
 
 def below(path: str) -> dict[str, Any]:

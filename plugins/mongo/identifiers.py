@@ -29,6 +29,7 @@ from engage.api import (
     ConfigError,
     Kind,
     Page,
+    Subject,
     identifier_value,
 )
 
@@ -44,7 +45,7 @@ from .documents import (
 )
 from .paging import beyond, id_after
 from .people import STEP, People
-from .schema import META, PLACES, USERS
+from .schema import META, PLACES
 
 #: MongoDB allows 64 indexes on a collection; each identifier trait needs one.
 _MAX_TRAITS: Final = 40
@@ -320,51 +321,44 @@ class Identifiers:
 
     async def holders(
         self, workspace_id: str, trait: str, value: str, *, after: str | None, limit: int
-    ) -> Page[str]:
+    ) -> Page[Subject]:
         """Return a page of the users who have a value, and then of the visitors."""
         if not is_text(value):
             return Page((), None)
         prefix, _, start = (after or "u").partition("/")
         kind = Kind.VISITOR if prefix == "v" else Kind.USER
         query: dict[str, Any] = {identifier_field(trait): scoped_id(workspace_id, value)}
-        place, wanted = PLACES[kind], query
+        place = PLACES[kind]
         if start:
             created, _, key = start.partition(".")
-            wanted = {**query, **beyond("createdAt", DatetimeMS(int(created)), key)}
+            query |= beyond("createdAt", DatetimeMS(int(created)), key)
         with self._connection.calling() as db:
-            cursor = db[place.subjects].find(wanted, {place.name: 1, "createdAt": 1})
+            cursor = db[place.subjects].find(query, {place.name: 1, "createdAt": 1})
             found = await cursor.sort(_ORDER).limit(limit).to_list(None)
-            users: set[str] = set()
-            if kind is Kind.VISITOR and found:
-                # An id is returned once.
-                ids = [one["_id"] for one in found]
-                both = await self._connection.read(USERS, ids, {"_id": 1}, **query)
-                users = {one["_id"] for one in both}
         more = "v" if kind is Kind.USER else None
         if len(found) == limit:
             more = f"{prefix}/{int(found[-1]['createdAt'])}.{found[-1]['_id']}"
-        return Page([one[place.name] for one in found if one["_id"] not in users], more)
+        return Page([Subject(kind, one[place.name]) for one in found], more)
 
     async def history(
         self, workspace_id: str, trait: str, ids: Sequence[str]
     ) -> dict[str, set[str]]:
-        """Return the values of a trait that people have or had, by each of these ids."""
+        """Return the values of a trait that these users, with their visitors, have or had."""
         found: dict[str, set[str]] = {}
         held, whose = scoped_id(workspace_id, _held(trait, "")), scoped_id(workspace_id, "")
         with self._connection.calling() as db:
-            people = await self._people.persons_of(workspace_id, list(filter(is_text, ids)))
-            asked: dict[str, list[str]] = {}
-            for name, (_, names) in people.items():
-                for one in names:
-                    asked.setdefault(one, []).append(name)
-            paths = [claim_id(workspace_id, one, trait, "").removesuffix(":") for one in asked]
-            for start in range(0, len(paths), STEP):
-                ranges = [{"_id": below(path)} for path in paths[start : start + STEP]]
-                for place in (PLACES[kind] for kind in _KINDS):
-                    async for one in db[place.claims].find({"$or": ranges}):
-                        owner = one.get("userId") or one["visitor"].removeprefix(whose)
-                        for name in asked[owner]:
-                            found.setdefault(name, set()).add(one["held"].removeprefix(held))
+            people = await self._people.visitors_of(workspace_id, filter(is_text, ids))
+            users = {
+                Kind.USER: {name: name for name in people},
+                Kind.VISITOR: {one: name for name, names in people.items() for one in names},
+            }
+            for kind, user_of in users.items():
+                paths = [claim_id(workspace_id, one, trait, "")[:-1] for one in user_of]
+                for start in range(0, len(paths), STEP):
+                    ranges = [{"_id": below(path)} for path in paths[start : start + STEP]]
+                    async for one in db[PLACES[kind].claims].find({"$or": ranges}):
+                        name = user_of[one.get("userId") or one["visitor"].removeprefix(whose)]
+                        found.setdefault(name, set()).add(one["held"].removeprefix(held))
         return found
 
     async def index(self) -> None:

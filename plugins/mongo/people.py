@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading users, visitors and groups: whom a visitor belongs to is decided here.
 
-Each page needs a constant number of queries: the links of its users, the first link of each
-anonymous id, the users and visitors with these ids, and the documents of the visitors that count.
+Each page needs a constant number of queries: the links of its users, the visitors with these ids,
+the first link of each, and the documents of the visitors that count.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from engage.api import (
     Page,
     ProfileLimits,
     Registers,
+    Subject,
     UserProfile,
     Version,
     Versioned,
@@ -41,18 +42,17 @@ from .documents import (
     link_version,
     registers_of,
     scoped_id,
+    subject_id,
     trait_value,
     version_of,
 )
 from .paging import beyond, id_after, read_page
-from .schema import LINKS, PLACES, USERS, VISITOR_CLAIMS, VISITOR_MEMBERSHIPS, VISITORS
+from .schema import LINKS, PLACES, SUBSCRIPTIONS, USERS, VISITORS
 
 #: Users that are read at once, with their registers, links and memberships.
 STEP: Final = 200
 
 _TIMES: Final = ("createdAt", "updatedAt", "firstChoiceAt", "lastChoiceAt")
-#: The fields that tell whether a user exists.
-_EXISTENCE: Final = {"userId": 1, "createdAt": 1}
 _LINK: Final = {"anonymousId": 1, "user": 1, "first": 1}
 #: The links that no operator undid.
 _COUNTS: Final = {"decision.v": {"$ne": False}}
@@ -60,7 +60,7 @@ _COUNTS: Final = {"decision.v": {"$ne": False}}
 
 @dataclasses.dataclass(slots=True)
 class Person:
-    """A user that exists, with the visitors that belong to it."""
+    """A user with the visitors that belong to it."""
 
     document: Mapping[str, Any]
     #: All that are linked, and of these the ids of its visitors, in the order of their links.
@@ -93,16 +93,13 @@ class People:
         self._expired: list[dict[str, Any]] = []
 
     # ------------------------------------------------------------------- who belongs to whom
-    async def _known(self, workspace: str, names: Collection[str]) -> tuple[set[str], set[str]]:
-        """Return which ids are those of users that exist, and which those of visitors."""
-        ids = [scoped_id(workspace, name) for name in names]
-        users, visitors = await asyncio.gather(
-            self._connection.read(USERS, ids, _EXISTENCE),
-            self._connection.read(VISITORS, ids, {"anonymousId": 1}),
-        )
-        there = {one["anonymousId"] for one in visitors}
-        existing = {one["userId"] for one in users if _exists(one, there)}
-        return existing, there
+    async def _known(self, kind: Kind, workspace: str, names: Collection[str]) -> set[str]:
+        """Return which ids are those of users, or of visitors."""
+        place, ids = PLACES[kind], [scoped_id(workspace, name) for name in names]
+        return {
+            one[place.name]
+            for one in await self._connection.read(place.subjects, ids, {place.name: 1})
+        }
 
     async def _first_links(self, workspace: str, names: Collection[str]) -> dict[str, str]:
         """Return the user of the first link that counts: anonymous id → user id."""
@@ -152,50 +149,34 @@ class People:
         To be called within :meth:`Connection.calling`, as the other methods that say nothing else.
         """
         firsts = await self._first_links(workspace, names)
-        existing, _ = await self._known(workspace, {*firsts, *firsts.values()})
-        return {
-            name: user for name, user in firsts.items() if user in existing and name not in existing
-        }
+        existing = await self._known(Kind.USER, workspace, {*firsts.values()})
+        return {name: user for name, user in firsts.items() if user in existing}
 
     async def _belonging(
         self, workspace: str, documents: Sequence[Mapping[str, Any]]
     ) -> list[Person]:
-        """Return those of some users that exist, without what is stored of their visitors."""
+        """Return users without what is stored of their visitors."""
         links: dict[str, list[tuple[Version, str]]] = {}
         ids = [one["_id"] for one in documents]
         for link in await self._connection.read(LINKS, ids, _LINK, by="user", **_COUNTS):
             if (version := link_version(link)) is not None:
                 links.setdefault(link["user"], []).append((version, link["anonymousId"]))
         names = {name for found in links.values() for _, name in found}
-        # A choice makes a user exist only if the id has no visitor.
-        chosen = {one["userId"] for one in documents if "createdAt" not in one}
-        existing, visitors = await self._known(workspace, names | chosen)
-        firsts = await self._first_links(workspace, names & visitors)
+        visitors = await self._known(Kind.VISITOR, workspace, names)
+        firsts = await self._first_links(workspace, visitors)
         people = []
         for document in documents:
-            if _exists(document, visitors):
-                linked = [name for _, name in sorted(links.get(document["_id"], ()))]
-                linked = [name for name in linked if name not in existing]
-                there = [name for name in linked if name in visitors]
-                own = [name for name in there if firsts.get(name) == document["userId"]]
-                people.append(Person(document, linked, own))
+            linked = [name for _, name in sorted(links.get(document["_id"], ()))]
+            own = [name for name in linked if firsts.get(name) == document["userId"]]
+            people.append(Person(document, linked, own))
         return people
 
-    async def persons_of(
-        self, workspace: str, names: Sequence[str]
-    ) -> dict[str, tuple[str | None, list[str]]]:
-        """Return for each id the user that it belongs to, if any, and the ids of the user and its
-        visitors, or just the id."""
-        firsts = await self._first_links(workspace, names)
-        keys = {scoped_id(workspace, one) for one in (*names, *firsts.values())}
-        users = await self._connection.read(USERS, keys, _EXISTENCE)
+    async def visitors_of(self, workspace: str, names: Iterable[str]) -> dict[str, list[str]]:
+        """Return the ids of those of some users that exist, with those of their visitors."""
+        ids = [scoped_id(workspace, name) for name in names]
+        users = await self._connection.read(USERS, ids, {"userId": 1})
         people = await self._belonging(workspace, users)
-        ids = {one.document["userId"]: one.visitor_ids for one in people}
-        found: dict[str, tuple[str | None, list[str]]] = {}
-        for name in names:
-            user = name if name in ids else firsts.get(name, name)
-            found[name] = (user, [user, *ids[user]]) if user in ids else (None, [name])
-        return found
+        return {one.document["userId"]: one.visitor_ids for one in people}
 
     async def values(self, workspace: str, names: Iterable[str], trait: str) -> dict[str, Any]:
         """Return the ids of those of some users that exist, with the value of an identifier."""
@@ -331,7 +312,7 @@ class People:
             query = id_after(workspace_id, after)
             cursor = db[PLACES[kind].subjects].find(query).sort([("_id", 1)])
             documents, last = await read_page(cursor, limit, _sized)
-            for workspace, part in _parts(documents):
+            for workspace, part in parts(documents):
                 items += await self._readers[kind](workspace, part)
         return Page(items, None if last is None else last["_id"])
 
@@ -341,27 +322,25 @@ class People:
 
     # ------------------------------------------------------------------------------- expiring
     async def expire(self, before: int, *, limit: int) -> int:
-        """Delete visitors that belong to nobody, made no choice and were not changed since, and
+        """Delete visitors that belong to nobody, have no choice and were not changed since, and
         return how many.
         A call that reaches the limit is continued by the next one."""
         bounds = {"changedAt": {"$lt": DatetimeMS(before)}}
-        fields = {"workspaceId": 1, "anonymousId": 1, "changedAt": 1}
+        wanted = {"workspaceId": 1, "anonymousId": 1, "changedAt": 1}
         deleted = 0
         while deleted < limit:
             with self._connection.calling() as db:
-                cursor = db[VISITORS].find({"$and": [bounds, *self._expired]}, fields)
+                cursor = db[VISITORS].find({"$and": [bounds, *self._expired]}, wanted)
                 cursor = cursor.sort([("changedAt", 1), ("_id", 1)]).limit(BATCH)
                 documents = await cursor.to_list(None)
-                # A choice would be lost for a later user.
-                choosers = await self._connection.read(
-                    USERS,
-                    [one["_id"] for one in documents],
-                    {"_id": 1},
-                    firstChoiceAt={"$exists": True},
-                )
-                kept = {one["_id"] for one in choosers}
-                for workspace, part in _parts(sorted(documents, key=lambda one: one["_id"])):
-                    owners = await self.owners(workspace, [one["anonymousId"] for one in part])
+                kept: set[str] = set()
+                for workspace, part in parts(sorted(documents, key=lambda one: one["_id"])):
+                    names = [one["anonymousId"] for one in part]
+                    chosen = [subject_id(workspace, Subject(Kind.VISITOR, one)) for one in names]
+                    fields = {"anonymousId": 1}
+                    choosers = await self._connection.read(SUBSCRIPTIONS, chosen, fields)
+                    kept.update(scoped_id(workspace, one["anonymousId"]) for one in choosers)
+                    owners = await self.owners(workspace, names)
                     kept.update(scoped_id(workspace, name) for name in owners)
                 old = [one for one in documents if one["_id"] not in kept][: limit - deleted]
                 deleted += await self._delete([one["_id"] for one in old], bounds)
@@ -384,18 +363,11 @@ class People:
         async with self._connection.updating:
             await db[VISITORS].update_many(old, {"$unset": {"traits": "", "claims": ""}})
             if gone := [one["_id"] async for one in db[VISITORS].find(old, {"_id": 1})]:
-                for collection in (VISITOR_MEMBERSHIPS, VISITOR_CLAIMS):
+                place = PLACES[Kind.VISITOR]
+                for collection in (place.memberships, place.claims):
                     await db[collection].delete_many({"visitor": any_of(gone), **bounds})
             done = await db[VISITORS].delete_many(old)
         return int(done.deleted_count)
-
-
-def _exists(user: Mapping[str, Any], visitors: Collection[str]) -> bool:
-    """Return whether a stored user exists: a choice makes it exist only if its id has no visitor.
-
-    :param visitors: anonymous ids of visitors.
-    """
-    return "createdAt" in user or user["userId"] not in visitors
 
 
 def _fields(kind: Kind, trait: str | None) -> dict[str, int] | None:
@@ -404,7 +376,7 @@ def _fields(kind: Kind, trait: str | None) -> dict[str, int] | None:
     return {PLACES[kind].name: 1, f"traits.{escape_key(trait)}": 1, **dict.fromkeys(_TIMES, 1)}
 
 
-def _parts(
+def parts(
     documents: Sequence[Mapping[str, Any]],
 ) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
     """Cut documents into parts of one workspace, of at most :data:`STEP`."""

@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from bson.datetime_ms import DatetimeMS
 from pymongo.errors import DuplicateKeyError, OperationFailure, PyMongoError
@@ -30,15 +30,14 @@ from .connection import Connection
 from .documents import escape_key
 from .paging import ARRIVAL
 
+if TYPE_CHECKING:
+    from .upgrade import Upgrade
+
 _log = logging.getLogger("engage.storage.mongo")
 
 #: The version of the stores that this plugin writes, and the oldest version that can read them.
-VERSION: Final = 1
-MIN_READER: Final = 1
-#: Version → the migration to it from the version before. Collections and indexes are made for every
-#: version alike. A migration only adds, is idempotent, and several processes may run it at the same
-#: time: processes of an earlier version may be using the store.
-MIGRATIONS: Final[dict[int, Callable[[Any], Awaitable[None]]]] = {}
+VERSION: Final = 2
+MIN_READER: Final = 2
 
 EVENTS: Final = "events"
 USERS: Final = "users"
@@ -98,7 +97,11 @@ INDEXES: Final[Mapping[str, tuple[tuple[Mapping[str, int], Mapping[str, Any]], .
     CLAIMS: (({"held": 1, "at": 1, "_id": 1}, {}),),
     VISITOR_CLAIMS: (({"held": 1, "at": 1, "_id": 1}, {}), ({"visitor": 1}, {})),
     SUBSCRIPTIONS: (({"pending": 1}, {"sparse": True}),),
-    HISTORY: (({"_seq": 1}, {}), ({"workspaceId": 1, "userId": 1, "_seq": 1}, {})),
+    HISTORY: (
+        ({"_seq": 1}, {}),
+        ({"workspaceId": 1, "userId": 1, "_seq": 1}, {}),
+        ({"workspaceId": 1, "anonymousId": 1, "_seq": 1}, {}),
+    ),
     DEAD_LETTERS: (
         ({"_seq": 1}, {}),
         (_ARRIVAL, {}),
@@ -159,10 +162,12 @@ class Schema:
     """Prepares the store.
 
     :param traits: all declared identifier traits.
+    :param upgrade: from version 1.
     """
 
-    def __init__(self, connection: Connection, *, traits: Iterable[str]) -> None:
+    def __init__(self, connection: Connection, *, traits: Iterable[str], upgrade: Upgrade) -> None:
         self._connection = connection
+        self._upgrade = upgrade
         self._traits = sorted(set(traits))
         self._building: set[asyncio.Task[None]] = set()
 
@@ -170,13 +175,22 @@ class Schema:
         """Check the store, and create missing parts if ``create`` is true.
 
         :raises StorageMissing: if there is no store and ``create`` is false.
-        :raises StorageIncompatible: if a newer version or another program made it.
+        :raises StorageIncompatible: if a newer version or another program made it, or an earlier
+            version and ``create`` is false.
         """
         with self._connection.calling() as db:
             await self._connection.recognise()
             found = await db[META].find_one({"_id": "schema"})
         if found is not None:
             _check_version(found, self._connection.name)
+            if found["version"] < VERSION and not create:
+                lost = await self._upgrade.lost()
+                text = "; subscriptions of visitors that then no longer count for their users"
+                raise StorageIncompatible(
+                    f"{self._connection.name}: made by an earlier version of engage (store version "
+                    f"{found['version']}; this is version {VERSION}): start `engage serve` once, "
+                    f"which brings the store up to date{f'{text}: {lost}' if lost else ''}"
+                )
         elif not create:
             raise StorageMissing(
                 f"{self._connection.name}: there is no engage store; `engage serve` creates one"
@@ -202,9 +216,8 @@ class Schema:
         """Bring a store of an earlier version up to date."""
         if version >= VERSION:
             return
+        await self._upgrade.run()
         with self._connection.calling() as db:
-            for number in range(version + 1, VERSION + 1):
-                await MIGRATIONS[number](db)
             # Another process, of a still newer version, may have done more since.
             earlier = {"_id": "schema", "version": {"$lt": VERSION}}
             done = {"version": VERSION, "minReader": MIN_READER, "engage": ENGAGE_VERSION}

@@ -47,6 +47,7 @@ from .records import Records
 from .schema import META, Preparation, Schema
 from .subscriptions import Subscriptions
 from .suppressions import Suppressions
+from .upgrade import Upgrade
 from .url import DEFAULT_URL
 from .verification import Verification
 from .writer import Writer
@@ -96,7 +97,7 @@ class MongoStorage(
 
     def __init__(self, connection: Connection, context: StorageContext) -> None:
         self._connection = connection
-        self._schema = Schema(connection, traits=declared_traits(context.identifiers))
+        traits = declared_traits(context.identifiers)
         #: Set when the housekeeping has something to do.
         self._work = asyncio.Event()
         sequence = Sequencer()
@@ -105,12 +106,16 @@ class MongoStorage(
         self._events = Events(connection)
         self._profiles = Profiles(connection, context.profile_limits, self._identifiers.declared)
         self._writer = Writer(connection, self._events, self._profiles, sequence, self._work)
-        self._subscriptions = Subscriptions(connection, self._profiles, self._people, sequence)
+        self._subscriptions = Subscriptions(connection, self._profiles, sequence)
         self._suppressions = Suppressions(connection)
         self._dead_letters = DeadLetters(connection, context.dead_letter_budget, sequence)
         self._records = Records(connection)
         self._counts = Counts(connection)
         self._verification = Verification(connection, context.identifiers)
+        upgrade = Upgrade(
+            connection, self._people, self._subscriptions, self._counts, self._complete
+        )
+        self._schema = Schema(connection, traits=traits, upgrade=upgrade)
         self.dropped_changes = 0
         self._preparation = Preparation(
             connection,
@@ -276,7 +281,6 @@ class MongoStorage(
 
     state = _once_ready("_subscriptions", Subscriptions.state)
     scan_subscriptions = _once_ready("_subscriptions", Subscriptions.scan)
-    scan_choices = _once_ready("_subscriptions", Subscriptions.scan_choices)
     history = _once_ready("_subscriptions", Subscriptions.history)
 
     suppress = _once_ready("_suppressions", Suppressions.put)

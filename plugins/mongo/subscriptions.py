@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Subscription choices with their history.
 
-The choices of a user are one document, changed by compare-and-set on its ``version``. The record of
-the change is part of the same update (``pending``), so choice and record are one atomic write. The
-record is then copied to the history, where its ``_id`` is the id of the change, and removed from
-the user's document. A process that finds it there later (after a crash) copies it first.
+The choices of a user or a visitor are one document, changed by compare-and-set on its ``version``.
+The record of the change is part of the same update (``pending``), so choice and record are one
+atomic write. The record is then copied to the history, where its ``_id`` is the id of the change,
+and removed from the document. A process that finds it there later (after a crash) copies it first.
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import itertools
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 import bson
@@ -23,40 +21,48 @@ from bson.objectid import ObjectId
 from pymongo.errors import DuplicateKeyError
 
 from engage.api import (
+    Kind,
     Page,
     StorageUnavailable,
+    Subject,
     SubscriptionChange,
     SubscriptionRecord,
     SubscriptionState,
 )
 
 from .connection import BATCH, DUPLICATE, MAX_ATTEMPTS, Connection
-from .documents import Sequencer, any_of, escape_key, in_workspace, is_text, scoped_id, unescape_key
+from .documents import (
+    Sequencer,
+    any_of,
+    escape_key,
+    is_text,
+    scoped_id,
+    subject_id,
+    subject_of,
+    unescape_key,
+    with_visitors,
+)
 from .paging import read_page
-from .people import STEP, People
 from .profiles import Profiles
-from .schema import HISTORY, SUBSCRIPTIONS
+from .schema import HISTORY, PLACES, SUBSCRIPTIONS
 
-#: Changes without effect that are remembered of one user.
+#: Changes without effect that are remembered of one user or visitor.
 MAX_IDLE: Final = 16
 
 
 class Subscriptions:
-    """Reads and changes the choices of users."""
+    """Reads and changes the choices of users and visitors."""
 
-    def __init__(
-        self, connection: Connection, profiles: Profiles, people: People, sequence: Sequencer
-    ) -> None:
+    def __init__(self, connection: Connection, profiles: Profiles, sequence: Sequencer) -> None:
         self._connection = connection
         self._profiles = profiles
-        self._people = people
         self._sequence = sequence
         #: ``_id`` and version of the documents whose record is in the history now.
         self._copied: list[tuple[str, int]] = []
 
     async def apply(self, change: SubscriptionChange) -> dict[str, bool]:
-        """Apply a change of a user's choices, and return all choices of the person."""
-        key = scoped_id(change.workspace_id, change.user_id)
+        """Apply a change, and return all choices of its subject."""
+        key = subject_id(change.workspace_id, change.subject)
         change_key = scoped_id(change.workspace_id, change.id)
         with self._connection.calling() as db:
             known, document = await asyncio.gather(
@@ -74,14 +80,16 @@ class Subscriptions:
                         known = pending
                 if known is not None:
                     if await self._is_durable(key, document):
-                        return await self._of_person(change.workspace_id, change.user_id)
+                        return _choices(document)
                 else:
-                    await self._profiles.ensure_user(change.workspace_id, change.user_id, change.at)
+                    kind, name = change.subject
+                    if kind is Kind.USER:
+                        await self._profiles.ensure_user(change.workspace_id, name, change.at)
                     choices = await self._change(key, document, change)
                     if choices is not None:
                         return choices
                 document = await self._document(key)
-        raise StorageUnavailable("the choices of this user are being changed by too many callers")
+        raise StorageUnavailable("these choices are being changed by too many callers")
 
     async def _document(self, key: str) -> Mapping[str, Any] | None:
         found: Mapping[str, Any] | None = await self._connection.db[SUBSCRIPTIONS].find_one(
@@ -107,14 +115,12 @@ class Subscriptions:
     async def _change(
         self, key: str, document: Mapping[str, Any] | None, change: SubscriptionChange
     ) -> dict[str, bool] | None:
-        """Return the person's choices after the change, or ``None`` if another caller changed the
-        document first."""
+        """Return the choices after the change, or ``None`` if another caller changed the document
+        first."""
         collection = self._connection.db[SUBSCRIPTIONS]
-        others = await self._others(change.workspace_id, change.user_id)
-        before = _choices(document, *others)
         at = DatetimeMS(change.at)
         seq = self._sequence(None if document is None else document.get("seq"))
-        names = {"workspaceId": change.workspace_id, "userId": change.user_id}
+        names = _named(change.workspace_id, change.subject)
         choices = dict(document["choices"]) if document is not None else {}
         records = []
         for group, wanted in change.choices.items():
@@ -127,9 +133,9 @@ class Subscriptions:
                 "updatedAt": DatetimeMS(updated),
                 "changeId": change.id,
             }
-            is_kept = known is not None and known["subscribed"] is wanted
-            if not is_kept or before.get(group) is not wanted:
-                records.append({"groupId": group, "before": before.get(group), "after": wanted})
+            before = None if known is None else known["subscribed"]
+            if before is not wanted:
+                records.append({"groupId": group, "before": before, "after": wanted})
         source = {
             "secret": change.secret,
             "userAgent": change.user_agent,
@@ -157,49 +163,49 @@ class Subscriptions:
                 )
             if not done.matched_count:
                 return None
-        await self._copy(names, record)
+        await self._copy({"_id": key, **names}, record)
         self._copied.append((key, version))
         if not records:
             # Also remembered: repeated after a later change it must not undo that one. Only the
-            # latest are: anyone who has a user's link can send any number.
+            # latest are: anyone who has a link can send any number.
             await self._forget_idle(names)
-        return _choices({"choices": choices}, *others)
+        return _choices({"choices": choices})
 
-    async def _forget_idle(self, user: Mapping[str, Any]) -> None:
-        """Remove the changes of a user that had no effect, except the latest."""
+    async def _forget_idle(self, names: Mapping[str, Any]) -> None:
+        """Remove the changes of a subject that had no effect, except the latest."""
         history = self._connection.db[HISTORY]
-        idle = history.find({**user, "records": []}, {"_id": 1}).sort([("_seq", -1)])
+        idle = history.find({**names, "records": []}, {"_id": 1}).sort([("_seq", -1)])
         old = [one["_id"] async for one in idle.skip(MAX_IDLE).limit(BATCH)]
         if old:
             await history.delete_many({"_id": any_of(old)})
 
     async def _copy(self, document: Mapping[str, Any], record: Mapping[str, Any]) -> None:
         """Store a record in the history, once."""
-        workspace = document["workspaceId"]
+        workspace, subject = document["workspaceId"], subject_of(document)
         key = scoped_id(workspace, record["changeId"])
-        entry = {"_id": key, "workspaceId": workspace, "userId": document["userId"], **record}
+        entry = {"_id": key, **_named(workspace, subject), **record}
         codes = await self._connection.insert(HISTORY, [bson.encode(entry)])
         if codes.get(0) != DUPLICATE:
             return
         there = await self._connection.db[HISTORY].find_one({"_id": key})
-        if there is not None and there["userId"] != document["userId"]:
-            # Two users with one change id at the same moment: the history keeps both records.
-            entry["_id"] = f"{key}\0{document['userId']}"
+        if there is not None and subject_of(there) != subject:
+            # Two subjects with one change id at the same moment: the history keeps both records.
+            entry["_id"] = f"{key}\0{document['_id']}"
             await self._connection.insert(HISTORY, [bson.encode(entry)])
 
-    async def erase(self, workspace_id: str, name: str, pseudonym: str) -> tuple[int, int]:
-        """Erase the choices of an id; see :meth:`ErasureStore.erase_choices`."""
-        if not is_text(name):
+    async def erase(self, workspace_id: str, subject: Subject, pseudonym: str) -> tuple[int, int]:
+        """Erase choices; see :meth:`ErasureStore.erase_choices`."""
+        if not is_text(subject.id):
             return 0, 0
-        whose = {"workspaceId": workspace_id, "userId": name}
+        whose = _named(workspace_id, subject)
         gone = {"secret": "", "userAgent": "", "address": ""}
         with self._connection.calling() as db:
-            document = await self._document(scoped_id(workspace_id, name))
+            document = await self._document(subject_id(workspace_id, subject))
             if document is not None and "pending" in document:
                 await self._copy(document, document["pending"])
             found = [one async for one in db[HISTORY].find(whose, {"records": 1})]
             # The ``_id`` stays, so that the change is known if it is repeated.
-            new = {"userId": pseudonym, "erased": True}
+            new = {PLACES[subject.kind].name: pseudonym, "erased": True}
             await self._connection.update(
                 HISTORY,
                 [
@@ -224,8 +230,8 @@ class Subscriptions:
         return bool(self._copied)
 
     async def remove_copied(self) -> None:
-        """Remove the records that are in the history from the users' documents. To be called within
-        :meth:`Connection.calling`."""
+        """Remove the records that are in the history from the documents of choices. To be called
+        within :meth:`Connection.calling`."""
         copied, self._copied = self._copied, []
         try:
             await self._connection.update(
@@ -249,56 +255,38 @@ class Subscriptions:
         await self.remove_copied()
 
     # -------------------------------------------------------------------------------- reading
-    async def state(self, workspace_id: str, user_id: str) -> dict[str, bool]:
-        """Return the choices of a person: group id → subscribed."""
+    async def state(self, workspace_id: str, subject: Subject) -> dict[str, bool]:
+        """Return the choices of a subject: group id → subscribed."""
         with self._connection.calling():
-            return await self._of_person(workspace_id, user_id)
-
-    async def _of_person(self, workspace_id: str, user_id: str) -> dict[str, bool]:
-        document, others = await asyncio.gather(
-            self._document(scoped_id(workspace_id, user_id)), self._others(workspace_id, user_id)
-        )
-        return _choices(document, *others)
-
-    async def _others(self, workspace_id: str, user_id: str) -> list[Mapping[str, Any]]:
-        """Return the documents of the other ids of a person."""
-        _, ids = (await self._people.persons_of(workspace_id, [user_id]))[user_id]
-        return [*(await self._kept(workspace_id, [one for one in ids if one != user_id])).values()]
-
-    async def _kept(self, workspace_id: str, ids: Iterable[str]) -> dict[str, Mapping[str, Any]]:
-        """Return the documents of those ids that have one."""
-        keys = [scoped_id(workspace_id, one) for one in ids]
-        fields = {"choices": 1, "userId": 1}
-        found = await self._connection.read(SUBSCRIPTIONS, keys, fields)
-        return {one["userId"]: one for one in found}
+            return _choices(await self._document(subject_id(workspace_id, subject)))
 
     async def scan(
         self, workspace_id: str | None, *, after: str | None, limit: int
     ) -> Page[SubscriptionState]:
         """Return a page of the current choices."""
-        condition = in_workspace(workspace_id)
+        query: dict[str, Any] = {} if workspace_id is None else with_visitors(workspace_id)
         last_key, last_group = _cursor(after) if after is not None else ("", "")
         if after is not None:
-            condition = {**condition, "$gte": last_key}
+            query["_id"] = {**query.get("_id", {}), "$gte": last_key}
         found: list[SubscriptionState] = []
         with self._connection.calling(scan=True) as db:
-            cursor = db[SUBSCRIPTIONS].find({"_id": condition} if condition else {})
+            cursor = db[SUBSCRIPTIONS].find(query)
             # One document more: the page before may have returned all choices of the first one.
             documents, more = await read_page(
                 cursor.sort([("_id", 1)]), limit + 1, lambda document: (document, 1000)
             )
         for document in documents:
-            for group, choice in _sorted(document):
+            for group, choice in sorted_choices(document):
                 if document["_id"] == last_key and group <= last_group:
                     continue
                 if len(found) == limit:
                     last = found[-1]
-                    place = scoped_id(last.workspace_id, str(last.user_id))
+                    place = subject_id(last.workspace_id, last.subject)
                     return Page(found, _cursor_of(place, last.group_id))
                 found.append(
                     SubscriptionState(
                         workspace_id=document["workspaceId"],
-                        user_id=document["userId"],
+                        subject=subject_of(document),
                         group_id=group,
                         subscribed=choice["subscribed"],
                         updated_at=int(choice["updatedAt"]),
@@ -307,47 +295,13 @@ class Subscriptions:
                 )
         if more is None:
             return Page(found, None)
-        groups = [group for group, _ in _sorted(more)]
+        groups = [group for group, _ in sorted_choices(more)]
         return Page(found, _cursor_of(more["_id"], groups[-1] if groups else ""))
-
-    async def scan_choices(
-        self, workspace_id: str | None, *, after: str | None, limit: int
-    ) -> Page[SubscriptionState]:
-        """Return a page of the current choices as those of people."""
-        page = await self.scan(workspace_id, after=after, limit=limit)
-        found: list[SubscriptionState] = []
-        with self._connection.calling(scan=True):
-            for workspace, states in itertools.groupby(page.items, lambda one: one.workspace_id):
-                part = list(states)
-                for start in range(0, len(part), STEP):
-                    found += await self._as_people(workspace, part[start : start + STEP])
-        return Page(found, page.cursor)
-
-    async def _as_people(
-        self, workspace_id: str, states: Sequence[SubscriptionState]
-    ) -> list[SubscriptionState]:
-        names = list({str(one.user_id) for one in states})
-        people = await self._people.persons_of(workspace_id, names)
-        kept = await self._kept(workspace_id, {one for _, ids in people.values() for one in ids})
-        found = []
-        for state in states:
-            user, ids = people[str(state.user_id)]
-            choice = _latest(*(kept.get(one) for one in ids))[state.group_id]
-            found.append(
-                dataclasses.replace(
-                    state,
-                    user_id=user,
-                    anonymous_id=None if user == state.user_id else state.user_id,
-                    subscribed=choice["subscribed"],
-                    updated_at=int(choice["updatedAt"]),
-                )
-            )
-        return found
 
     async def history(
         self,
         workspace_id: str | None,
-        user_id: str | None,
+        subject: Subject | None,
         *,
         since: int = 0,
         after: str | None,
@@ -357,8 +311,8 @@ class Subscriptions:
         query: dict[str, Any] = {}
         if workspace_id is not None:
             query["workspaceId"] = workspace_id
-        if user_id is not None:
-            query["userId"] = user_id
+        if subject is not None:
+            query[PLACES[subject.kind].name] = subject.id
         if since:
             query["at"] = {"$gte": DatetimeMS(since)}
         # The page before may have ended between two records of one change.
@@ -383,18 +337,18 @@ class Subscriptions:
         return Page(found, _cursor_of(str(more["_seq"]), str(len(more["records"]))))
 
 
-def _choices(*documents: Mapping[str, Any] | None) -> dict[str, bool]:
-    """Return the latest choice for each group: group id → subscribed."""
-    return {group: choice["subscribed"] for group, choice in _latest(*documents).items()}
+def _named(workspace_id: str, subject: Subject) -> dict[str, str]:
+    """Return the fields that say whose a document is."""
+    return {"workspaceId": workspace_id, PLACES[subject.kind].name: subject.id}
 
 
-def _latest(*documents: Mapping[str, Any] | None) -> dict[str, Mapping[str, Any]]:
-    found = [choice for document in documents if document for choice in _sorted(document)]
-    found.sort(key=lambda one: (int(one[1]["updatedAt"]), one[1].get("changeId", "")))
-    return dict(found)
+def _choices(document: Mapping[str, Any] | None) -> dict[str, bool]:
+    """Return group id → subscribed."""
+    return {group: one["subscribed"] for group, one in sorted_choices(document or {"choices": {}})}
 
 
-def _sorted(document: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+def sorted_choices(document: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the choices of a document, by group."""
     return sorted((unescape_key(key), choice) for key, choice in document["choices"].items())
 
 
@@ -402,7 +356,7 @@ def _record(document: Mapping[str, Any], record: Mapping[str, Any]) -> Subscript
     return SubscriptionRecord(
         change_id=document["changeId"],
         workspace_id=document["workspaceId"],
-        user_id=document["userId"],
+        subject=subject_of(document),
         group_id=record["groupId"],
         before=record["before"],
         after=record["after"],

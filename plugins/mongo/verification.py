@@ -20,6 +20,8 @@ from .documents import (
     pair_id,
     path_id,
     scoped_id,
+    subject_id,
+    subject_of,
 )
 from .events import ERASED_TYPE
 from .paging import read_page
@@ -58,7 +60,7 @@ class Verification:
             LINKS: _pair(Kind.USER, "anonymousId"),
             MEMBERSHIPS: _pair(Kind.USER, "groupId"),
             VISITOR_MEMBERSHIPS: _pair(Kind.VISITOR, "groupId"),
-            SUBSCRIPTIONS: _named("userId"),
+            SUBSCRIPTIONS: _choices,
             HISTORY: _change,
             SUPPRESSIONS: _suppression,
             DEAD_LETTERS: _letter,
@@ -173,12 +175,17 @@ def _pair(kind: Kind, name: str) -> _Check:
     return check
 
 
+def _choices(document: _Document) -> Iterator[str]:
+    if document["_id"] != subject_id(document["workspaceId"], subject_of(document)):
+        yield "are another's"
+
+
 def _change(document: _Document) -> Iterator[str]:
     if document.get("erased"):
         return  # Only the ``_id`` has the id of the change.
     key = scoped_id(document["workspaceId"], document["changeId"])
-    # Two users can have changed with one id at the same moment.
-    if document["_id"] not in (key, f"{key}\0{document['userId']}"):
+    # Two can have changed with one id at the same moment.
+    if document["_id"] != key and not document["_id"].startswith(f"{key}\0"):
         yield "would be applied again"
 
 

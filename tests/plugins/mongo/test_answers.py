@@ -17,7 +17,7 @@ import pytest
 
 from engage.api import EventFilter, Status, StorageUnavailable, SubscriptionChange
 from engage.testing import WORKSPACE, event, identify, letter
-from engage.testing.factories import count, record
+from engage.testing.factories import count, record, user
 from engage_plugins.mongo import schema
 from engage_plugins.mongo.store import MongoStorage
 from support import mongo
@@ -34,7 +34,7 @@ def store(tmp_path: Path, proxy: Proxy, database: str) -> MongoStorage:
 
 def change(name: str) -> SubscriptionChange:
     return SubscriptionChange(
-        id=name, workspace_id=WORKSPACE, user_id="u", at=1, how="api", choices={"g": True}
+        id=name, workspace_id=WORKSPACE, subject=user("u"), at=1, how="api", choices={"g": True}
     )
 
 
@@ -114,7 +114,7 @@ async def test_an_unexpected_answer_is_unavailability(
             made.scan(EventFilter(), after=None, limit=1),
             made.profile(WORKSPACE, "u"),
             made.find_users(WORKSPACE, "email", ["a@b"]),
-            made.state(WORKSPACE, "u"),
+            made.state(WORKSPACE, user("u")),
             made.apply(change("c")),
             made.recent(EventFilter(), limit=1),
             made.recent(EventFilter(type="page"), limit=1),
@@ -165,7 +165,7 @@ async def test_a_choice_that_was_only_read_is_not_acknowledged(
             await made.apply(again)
         proxy.rule = None
         assert await made.apply(again) == {"g": True}
-        history = await made.history(WORKSPACE, "u", after=None, limit=10)
+        history = await made.history(WORKSPACE, user("u"), after=None, limit=10)
         assert [one.change_id for one in history.items] == ["c"]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,7 +14,6 @@ import pymongo
 import pytest
 
 from engage.api import (
-    ENGAGE_VERSION,
     ConfigError,
     DeadLetterBudget,
     EventFilter,
@@ -26,7 +24,7 @@ from engage.api import (
 )
 from engage.registry import load_plugins
 from engage.testing import WORKSPACE, event, identify, letter
-from engage.testing.factories import count
+from engage.testing.factories import count, user
 from engage_plugins.mongo import connection, schema, store
 from engage_plugins.mongo.store import MongoStorage
 from engage_plugins.mongo.subscriptions import MAX_IDLE
@@ -374,9 +372,9 @@ async def test_a_process_completes_changes_that_failed(tmp_path: Path) -> None:
             await eventually(lambda: not raw(url).events.find_one({"_mark": {"$exists": True}}))
 
 
-def change(name: str, wanted: bool = True, user: str = "u") -> SubscriptionChange:
+def change(name: str, wanted: bool = True, whose: str = "u") -> SubscriptionChange:
     return SubscriptionChange(
-        id=name, workspace_id=WORKSPACE, user_id=user, choices={"g": wanted}, at=1, how="t"
+        id=name, workspace_id=WORKSPACE, subject=user(whose), choices={"g": wanted}, at=1, how="t"
     )
 
 
@@ -392,16 +390,16 @@ async def test_a_choice_and_its_record_are_one_write(tmp_path: Path) -> None:
         dying = new(tmp_path, url)
         await dying.open(create=True)
         await mongo.prepared(dying)
-        for user in ("u", "v"):
-            await dying.state(WORKSPACE, user)
+        for whose in ("u", "v"):
+            await dying.state(WORKSPACE, user(whose))
 
         def rule(name: str, command: Any) -> Any:
             return CLOSE if name == "insert" and command["insert"] == schema.HISTORY else None
 
         proxy.rule = rule
-        for user in ("u", "v"):
+        for whose in ("u", "v"):
             with pytest.raises(StorageUnavailable):
-                await dying.apply(change(f"first-{user}", True, user))
+                await dying.apply(change(f"first-{whose}", True, whose))
         await mongo.die(dying, proxy)
 
         def busy(name: str, command: Any) -> Any:
@@ -434,7 +432,7 @@ async def test_a_living_process_completes_the_history(tmp_path: Path) -> None:
             proxy.rule = rule
             with pytest.raises(StorageUnavailable):
                 await made.apply(change("1"))
-            assert await made.state(WORKSPACE, "u") == {"g": True}
+            assert await made.state(WORKSPACE, user("u")) == {"g": True}
             proxy.rule = None
             # Without another change of the user.
             await eventually(lambda: raw(url)[schema.HISTORY].find_one({"changeId": "1"}))
@@ -483,39 +481,6 @@ async def test_a_newer_store_is_refused(tmp_path: Path) -> None:
     meta.replace_one({"_id": "schema"}, {"whose": "somebody else's"})
     with pytest.raises(StorageIncompatible, match="not engage's"):
         await new(tmp_path, url).open(create=True)
-
-
-async def test_a_made_up_version_2_takes_over_a_store_and_keeps_version_1_out(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    url = mongo.shared(ATOMIC).url()
-    async with opened(tmp_path, url) as made:
-        await made.write([event("a")])
-    assert raw(url).meta.find_one({"_id": "schema"})["engage"] == ENGAGE_VERSION
-
-    async def migrate(db: Any) -> None:
-        await db["made_up"].insert_one({"_id": 2})
-
-    caplog.set_level(logging.INFO)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(schema, "VERSION", 2)
-        patch.setattr(schema, "MIN_READER", 2)
-        patch.setattr(schema, "ENGAGE_VERSION", "9.0.0")
-        patch.setitem(schema.MIGRATIONS, 2, migrate)
-        reader = new(tmp_path, url)
-        await reader.open(create=False)
-        assert await message_ids(reader) == ["a"]
-        await reader.close()
-        assert raw(url).made_up.count_documents({}) == 0
-        for _ in range(2):
-            async with opened(tmp_path, url) as made:
-                assert await message_ids(made) == ["a"]
-        assert raw(url).made_up.count_documents({}) == 1
-        assert caplog.text.count("store version 1 is now 2") == 1
-    for expected in ("use engage 9.0.0 or newer", "use that version of engage or newer"):
-        with pytest.raises(StorageIncompatible, match=f"store version 2, .*: {expected}"):
-            await new(tmp_path, url).open(create=True)
-        raw(url).meta.update_one({"_id": "schema"}, {"$unset": {"engage": ""}})
 
 
 async def test_an_identifier_may_be_declared_later(tmp_path: Path) -> None:

@@ -119,6 +119,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Any], Any]]] = {
             for one in db.subscriptions.find().limit(1)
         ],
     ),
+    "a choice is another's": ("subscriptions", change("subscriptions", {}, anonymousId="x")),
     "a choice is lost": ("choices", lambda db: db.subscriptions.delete_many({})),
     "a record is lost": ("choices", lambda db: db.subscription_history.delete_many({})),
     "a change is forgotten": (

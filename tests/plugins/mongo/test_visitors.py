@@ -17,7 +17,7 @@ import pytest
 
 from engage.api import ProfileLimits
 from engage.testing import WORKSPACE, event, identify
-from engage.testing.factories import TIME, all_pages
+from engage.testing.factories import TIME, all_pages, user, visitor
 from engage.testing.storage.visitors import decision, visit
 from engage_plugins.mongo import identifiers, people
 from engage_plugins.mongo.store import MongoStorage
@@ -210,7 +210,7 @@ async def test_a_flood_of_visitors_hides_no_user(
         assert visitors == {"a@b.c": ["f0", "f1", "f2"]}
         held = await all_pages(store.holders, WORKSPACE, "email", "a@b.c", limit=7)
         assert sorted(held) == sorted(
-            [*(f"f{n}" for n in range(50)), *(f"u{n}" for n in range(1, 9))]
+            [*(visitor(f"f{n}") for n in range(50)), *(user(f"u{n}") for n in range(1, 9))]
         )
 
 
@@ -226,11 +226,12 @@ async def test_an_id_may_be_that_of_a_user_and_of_a_visitor(tmp_path: Path) -> N
                 event("4", type="group", user_id="x", groupId="of user"),
             ]
         )
-        user, visitor = await store.profile(WORKSPACE, "x"), await store.visitor(WORKSPACE, "x")
-        assert user is not None
-        assert visitor is not None
-        assert (user.groups, visitor.groups) == (["of user"], ["of visitor"])
-        assert await all_pages(store.holders, WORKSPACE, "email", "a@b.c", limit=1) == ["x"]
+        profile, found = await store.profile(WORKSPACE, "x"), await store.visitor(WORKSPACE, "x")
+        assert profile is not None
+        assert found is not None
+        assert (profile.groups, found.groups) == (["of user"], ["of visitor"])
+        holders = await all_pages(store.holders, WORKSPACE, "email", "a@b.c", limit=1)
+        assert holders == [user("x"), visitor("x")]
         with raw(url) as db:
             (claim,) = db.claims.find()
             assert int(claim["at"].timestamp() * 1000) == TIME + 5

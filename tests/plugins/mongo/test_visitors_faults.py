@@ -19,7 +19,6 @@ from engage.api import EventFilter, StorageUnavailable
 from engage.testing import WORKSPACE, event, identify
 from engage.testing.factories import TIME, all_pages
 from engage.testing.processes import run_children
-from engage.testing.storage.subscriptions import change
 from engage.testing.storage.visitors import decision, people_in, people_of, visit
 from support import mongo
 from support.mongo_proxy import CLOSE, Proxy
@@ -198,24 +197,6 @@ async def test_a_killed_process_leaves_no_half_of_a_person(tmp_path: Path) -> No
             for name in names:
                 stored = await all_pages(store.scan, EventFilter(workspace_id=name))
                 assert await people_in(store, name) == people_of(stored), name
-
-
-async def test_the_halves_of_a_person_choose_at_the_same_moment(tmp_path: Path) -> None:
-    """Two processes, in one millisecond: both ids have the choice of the greatest change."""
-    url = mongo.shared(mongo.kinds()[-1]).url()
-    async with (
-        mongo.opened(tmp_path, url, identifiers=EMAIL) as one,
-        mongo.opened(tmp_path, url, identifiers=EMAIL) as other,
-    ):
-        await one.write(person())
-        for number in range(20):
-            await asyncio.gather(
-                one.apply(change(f"{number}-a", user_id="u", at=number, news=True)),
-                other.apply(change(f"{number}-b", user_id="v", at=number, news=False)),
-            )
-            for store in (one, other):
-                found = [dict(await store.state(WORKSPACE, name)) for name in ("u", "v")]
-                assert found == [{"news": False}] * 2
 
 
 async def test_an_operator_decides_while_clients_send(tmp_path: Path) -> None:
