@@ -139,7 +139,8 @@ class ProfileStore(abc.ABC):
         :param value: in the form of :func:`identifier_value`.
         :param after: the cursor of the page before; ``None`` for the first.
         :param limit: the maximum number of subjects.
-        :return: each once, in an order of the store's choice. An index serves this.
+        :return: each once, the users before the visitors, because a link of an earlier version
+            that fits both is the user's. An index serves this.
         """
         if after is not None:
             return Page((), None)

@@ -152,6 +152,7 @@ class VisitorTests:
         assert dict(await store.find_visitors(WORKSPACE, "email", wanted)) == {"new@b.c": ["w"]}
         held = await all_pages(store.holders, WORKSPACE, "email", "new@b.c")
         assert sorted(held) == [user("other"), user("u"), visitor("w"), visitor("x")]
+        assert [one.kind for one in held] == [Kind.USER] * 2 + [Kind.VISITOR] * 2
         await store_all(store, visit("7", "v", 40, traits=email("old")))
         found = await store.find_users(WORKSPACE, "email", wanted)
         assert dict(found) == {"new@b.c": ["other"], "old@b.c": ["u"]}
