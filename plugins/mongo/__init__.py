@@ -9,7 +9,7 @@
 ``people.py``         reading profiles: whom a visitor belongs to, and deleting old visitors
 ``identifiers.py``    users and visitors by the value of a trait, and when each first had it
 ``changes.py``        the profile changes of one write, folded, as update statements
-``subscriptions.py``  subscription choices and their history
+``subscriptions.py``  subscription choices and their history, and the upgrade of version 1
 ``suppressions.py``   suppressed addresses
 ``dead_letters.py``   dead letters and their budgets
 ``records.py``        records: small things that all processes share
@@ -20,7 +20,6 @@
 ``url.py``            the connection string
 ``verification.py``   damage that only this storage can see
 ``schema.py``         preparing the store: collections, indexes, version, shard keys
-``upgrade.py``         bringing the choices of an earlier version up to date
 ====================  =================================================================
 
 The modules of the tables of the SQLite storage have the same names. It has a ``reader.py`` besides,

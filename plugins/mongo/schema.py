@@ -31,7 +31,7 @@ from .documents import escape_key
 from .paging import ARRIVAL
 
 if TYPE_CHECKING:
-    from .upgrade import Upgrade
+    from .subscriptions import Upgrade
 
 _log = logging.getLogger("engage.storage.mongo")
 

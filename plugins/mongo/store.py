@@ -45,9 +45,8 @@ from .people import People
 from .profiles import ERASURES_SECONDS, Profiles
 from .records import Records
 from .schema import META, Preparation, Schema
-from .subscriptions import Subscriptions
+from .subscriptions import Subscriptions, Upgrade
 from .suppressions import Suppressions
-from .upgrade import Upgrade
 from .url import DEFAULT_URL
 from .verification import Verification
 from .writer import Writer
