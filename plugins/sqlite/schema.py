@@ -14,7 +14,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from engage.api import ENGAGE_VERSION, StorageIncompatible, StorageMissing, StorageUnavailable
+from engage.api import (
+    ENGAGE_VERSION,
+    Kind,
+    StorageIncompatible,
+    StorageMissing,
+    StorageUnavailable,
+)
 
 #: Version of the tables. It increases with every addition to them.
 VERSION: Final = 2
@@ -164,6 +170,11 @@ _FIRST_USER: Final = """(SELECT l.profile FROM links l WHERE l.workspace = v.wor
     ORDER BY l.received_at, l.message_id, l.origin, l.profile LIMIT 1)"""
 _EXISTS: Final = "(o.created_at NOT NULL OR o.chosen_first NOT NULL)"
 _VISITORS: Final = "(SELECT workspace, name FROM ids WHERE is_visitor)"
+#: The changes without effect of the ids of visitors, as version 1 kept them.
+_IDLE: Final = """FROM ids i CROSS JOIN changes c
+    ON c.key > CAST(change_key(i.workspace, i.name) || zeroblob(8) AS BLOB)
+    AND c.key < CAST(change_key(i.workspace, i.name) || x'ffffffffffffffff' AS BLOB)
+    WHERE i.is_visitor"""
 #: Make the choices of the table ``taken``, and their records.
 _TAKE: Final = (
     "INSERT INTO history (change_id, workspace, kind, name, group_id, before, after, at, how) "
@@ -241,6 +252,11 @@ MIGRATIONS: Final[Mapping[int, Sequence[str]]] = {
         "ALTER TABLE history RENAME COLUMN user_id TO name",
         f"UPDATE history SET kind = {VISITOR} WHERE (workspace, name) IN {_VISITORS}",
         _HISTORY_SUBJECT,
+        "CREATE TEMP TABLE idle AS SELECT c.key, CAST(change_key(i.workspace, i.name, "
+        f"'{Kind.VISITOR.value}') || substr(c.key, 17) AS BLOB) AS new {_IDLE}",
+        "INSERT OR IGNORE INTO changes SELECT new FROM idle",
+        "DELETE FROM changes WHERE key IN (SELECT key FROM idle)",
+        "DROP TABLE idle",
         "ALTER TABLE choices RENAME TO earlier",
         _CHOICES,
         f"INSERT INTO choices SELECT c.id, c.workspace, {VISITOR} * i.is_visitor, c.name, "

@@ -129,7 +129,7 @@ class Transactions(FileConnection):
         self.is_preparing = self._serving
         try:
             if self._serving:
-                db.create_function("change_key", 2, key_of, deterministic=True)
+                db.create_function("change_key", -1, key_of, deterministic=True)
                 schema.migrate(db)
             schema.require_current(db, self.settings.path)
             self._profiles.prepare(db, serving=self._serving)

@@ -247,6 +247,16 @@ async def test_choices_of_an_earlier_version_are_given_to_users_and_visitors(pat
     names = ("ann", "a-1", "alone", "seen", "linked", "tracked", "both", "same", "unknown")
     for at, name in enumerate(names):
         await choose(name, at, off=False, on=True)
+    idle = SubscriptionChange(
+        id="idle",
+        workspace_id=WORKSPACE,
+        subject=user("alone"),
+        choices={"on": True},
+        at=TIME,
+        how="page",
+        dated=True,
+    )
+    await store.apply(idle)
     await choose("bob", 20, early=True, late=True, off=False)
     await choose("b-1", 10, early=False)
     await choose("b-1", 30, late=False, off=False, on=True)
@@ -302,5 +312,9 @@ async def test_choices_of_an_earlier_version_are_given_to_users_and_visitors(pat
         how="page",
     )
     assert await store.apply(again) == {"off": False, "on": True}
+    # So is one that had no effect: it does not undo a later one.
+    await store.apply(dataclasses.replace(again, id="later", at=TIME + 40))
+    repeated = dataclasses.replace(idle, subject=visitor("alone"), dated=False)
+    assert await store.apply(repeated) == {"off": False, "on": False}
     assert [problem async for problem in store.problems() if not isinstance(problem, int)] == []
     await store.close()
