@@ -207,6 +207,8 @@ COUNTER_EXAMPLES: list[tuple[str, Any]] = [
         hash=(None, "", "h" * 257),
         changes=([], {"g": "true"}, {"g": 1}, {str(i): True for i in range(1001)}),
         userId=(1.5, " ", "u" * 513),
+        anonymousId=(1.5, " ", "u" * 513),
+        v=("1", 1),
         expires=("1", 1.5, 0, 10**16),
         messageId=(5, "m" * 257),
     ),

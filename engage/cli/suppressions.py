@@ -8,7 +8,7 @@ import functools
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import IO, Final
+from typing import IO
 
 import click
 
@@ -38,14 +38,11 @@ from engage.cli.common import (
 from engage.cli.letters import record
 from engage.config import Config, SubscriptionGroup
 from engage.erasure.erase import hashed_address
-from engage.upkeep.export import all_pages
+from engage.upkeep.export import PAGE, all_pages
 
 __all__ = ["suppressions"]
 
 _COLUMNS = ("SINCE", "CHANNEL", "ADDRESS", "GROUP", "REASON", "HOW", "SOURCE")
-
-#: Addresses that are looked up in one call.
-_AT_ONCE: Final = 100
 
 _workspace_option = workspace_option("The workspace, if there are several.")
 _channel_option = click.option(
@@ -192,8 +189,8 @@ def check(
     addresses = [text for line in file if (text := line.strip())]
 
     async def look(store: EventStore) -> None:
-        for start in range(0, len(addresses), _AT_ONCE):
-            part = addresses[start : start + _AT_ONCE]
+        for start in range(0, len(addresses), PAGE):
+            part = addresses[start : start + PAGE]
             pairs = _pairs(config, name, [groups[0].channel], part)
             found = await _kept(store).suppressions(name, pairs.keys())
             reasons = {

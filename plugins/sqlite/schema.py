@@ -241,7 +241,8 @@ MIGRATIONS: Final[Mapping[int, Sequence[str]]] = {
         "INSERT OR IGNORE INTO seen SELECT s.workspace, s.name, "
         "(s.name IS e.user_id) + 2 * (s.name IS e.anonymous_id) "
         "FROM events e CROSS JOIN seen s ON s.workspace = e.workspace "
-        "AND s.name IN (e.user_id, e.anonymous_id) AND s.bits = 0",
+        "AND s.name IN (e.user_id, e.anonymous_id) AND s.bits = 0 "
+        "WHERE EXISTS (SELECT 1 FROM seen)",
         "CREATE TEMP TABLE ids (workspace, name, is_visitor, is_both, "
         "PRIMARY KEY (workspace, name))",
         "INSERT INTO ids SELECT workspace, name, max(bits & 1) = 0 AND max(bits & 2) = 2, "

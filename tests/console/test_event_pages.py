@@ -145,11 +145,15 @@ def test_an_unknown_workspace_is_not_there(client: httpx.Client) -> None:
 
 
 def test_a_poll_without_news_is_small(client: httpx.Client) -> None:
-    first = client.get("live.json?after=0").json()
-    answer = client.get(
-        "live.json", params={"after": first["after"], "refused": first["refusedVersion"]}
-    )
-    assert answer.json()["rows"] == []
+    known = client.get("live.json?after=0").json()
+    # Events of the tests before may still arrive.
+    for _ in range(50):
+        seen = {"after": known["after"], "refused": known["refusedVersion"]}
+        answer = client.get("live.json", params=seen)
+        known = answer.json()
+        if not known["rows"]:
+            break
+    assert known["rows"] == []
     assert len(answer.content) < 200
     after = client.get("live.json?after=999999999").json()
     assert after["rows"], "a page of an earlier process begins again"
