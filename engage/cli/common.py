@@ -45,6 +45,7 @@ __all__ = [
     "safe",
     "shown_time",
     "the_only",
+    "visitor_option",
     "with_store",
     "workspace_option",
 ]
@@ -225,6 +226,15 @@ address_option = click.option(
     metavar="ADDRESS",
     multiple=True,
     help="An e-mail address or a phone number that is this person's; any number of times.",
+)
+
+
+visitor_option = click.option(
+    "--visitor",
+    "visitors",
+    metavar="ID",
+    multiple=True,
+    help="An anonymous id that is this person's; any number of times.",
 )
 
 

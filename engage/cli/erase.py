@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -24,14 +24,21 @@ from engage.cli.common import (
     registry_of,
     safe,
     shown_time,
+    visitor_option,
     with_store,
     workspace_option,
 )
 from engage.cli.progress import Progress
-from engage.config import load
+from engage.config import Workspace, load
 from engage.erasure.addresses import named_addresses
 from engage.erasure.erase import Receipt, erase_user, in_words, repeat
-from engage.erasure.person import erasable, other_addresses, person_of
+from engage.erasure.person import (
+    OtherVisitor,
+    erasable,
+    other_addresses,
+    other_visitors,
+    person_of,
+)
 from engage.erasure.requests import Request, erasure_requests
 from engage.upkeep.erasures import Erasure, key_of, read
 
@@ -39,7 +46,8 @@ __all__ = ["erase", "repeated"]
 
 Result = TypeVar("Result")
 
-#: The exit status if nothing was known of the user id.
+#: The exit status if visitors are left that may be the user's, and if nothing was known of the id.
+LEFT: Final = 3
 UNKNOWN: Final = 4
 
 _workspace_option = workspace_option("The workspace of the user, if there are several.")
@@ -88,6 +96,13 @@ def erase(ctx: click.Context, config_path: Path, file: Path | None) -> None:
 @_workspace_option
 @click.option("--user", required=True, metavar="ID", help="The id of the user.")
 @address_option
+@visitor_option
+@click.option(
+    "--linked-visitors",
+    "linked",
+    is_flag=True,
+    help="Also all linked visitors that no other user was ever linked to.",
+)
 @_json_option
 @click.option("--dry-run", is_flag=True, help="Only print which ids and addresses it would take.")
 @click.option("--yes", is_flag=True, help="Do not ask; needed without a terminal.")
@@ -98,27 +113,33 @@ def user_(
     workspace_id: str | None,
     user: str,
     addresses: Sequence[str],
+    visitors: Sequence[str],
     *,
+    linked: bool,
     as_json: bool,
     dry_run: bool,
     yes: bool,
 ) -> None:
     """Erase all that was received of a user until now, and print a receipt.
 
-    These are its events, its profile, the visitors that belong to it, its choices and its dead
-    letters. With --address, also what is known under that address: make sure that it is the
-    person's, because anyone can claim an address. The receipt names the addresses of the user that
+    These are its events, its profile, its choices and its dead letters, and those of the visitors
+    that a server key or an operator linked to it. With --visitor and --linked-visitors, also other
+    visitors, and with --address what is known under an address: make sure that they are the
+    person's, because anyone can claim them. The receipt names the visitors and the addresses that
     are left.
 
     What the person does later makes a new user. The receipt has a hash of the id, and is in the
-    audit. The exit status is 4 if nothing was known of the id. It cannot be undone.
+    audit. The exit status is 3 if visitors are left that may be the person's, and 4 if nothing was
+    known of the id. It cannot be undone.
     """
     if not yes and not dry_run and not sys.stdin.isatty():
         raise click.UsageError("it needs --yes when there is no terminal")
     config, workspace = load_chosen(config_path, workspace_id)
     named = named_addresses(addresses)
+    whom: Any = {"addresses": named, "visitors": visitors, "linked": linked}
     if not yes or dry_run:
-        preview = with_store(ctx, config, lambda store: _preview(store, workspace, user, named))
+        (known,) = (one for one in config.workspaces if one.id == workspace)
+        preview = with_store(ctx, config, lambda store: _preview(store, known, user, whom))
         for line in preview:
             click.echo(safe(line), err=not dry_run)
         if dry_run:
@@ -126,7 +147,7 @@ def user_(
         click.confirm(f"Erase {safe(user)} in {workspace} for ever?", abort=True, err=True)
 
     async def run(report: Callable[[str, int], None]) -> Receipt:
-        options: Any = {"actor": operator(), "addresses": named, "report": report}
+        options: Any = {"actor": operator(), "report": report, **whom}
         async with opened(registry_of(ctx, config), config) as store:
             try:
                 return await erase_user(store, config, workspace, user, **options)
@@ -140,20 +161,34 @@ def user_(
         _print(receipt)
     if not receipt.known:
         ctx.exit(UNKNOWN)
+    if receipt.other_visitors:
+        ctx.exit(LEFT)
 
 
 async def _preview(
-    store: EventStore, workspace_id: str, user_id: str, addresses: Collection[str]
+    store: EventStore, workspace: Workspace, user_id: str, whom: Mapping[str, Any]
 ) -> list[str]:
-    """Return in words which ids and addresses an erasure would take."""
-    person = await person_of(store, workspace_id, user_id, addresses)
+    """Return in words which ids and addresses an erasure would take.
+
+    :param whom: arguments of :func:`~engage.erasure.person.person_of`.
+    """
+    person = await person_of(store, workspace, user_id, **whom)
     others = await other_addresses(erasable(store), person)
-    ids = sorted(person.visitors.keys() - {user_id} - set(addresses))
+    left, addresses = await other_visitors(erasable(store), workspace, person), whom["addresses"]
+    ids = sorted(person.visitors.keys() - set(addresses))
     return [
         f"user: {user_id}",
         f"anonymous ids: {', '.join(ids) or '-'}",
         *_addresses([name.partition(":")[2] for name in sorted(addresses)], others),
+        *_visitors(left),
     ]
+
+
+def _visitors(left: Sequence[OtherVisitor]) -> Iterator[str]:
+    """Yield in words which visitors are left."""
+    if left:
+        yield "visitors that are left and may be the person's; see --visitor and --linked-visitors:"
+    yield from (f"  {one.described()}" for one in left)
 
 
 def _addresses(named: Sequence[str], others: Mapping[str, bool]) -> Iterator[str]:
@@ -175,6 +210,8 @@ def _print(receipt: Receipt) -> None:
     click.echo(f"hash of the id: {receipt.user}")
     click.echo(f"received before: {shown_time(receipt.at)}")
     for line in _addresses(receipt.addresses, dict.fromkeys(receipt.other_addresses, False)):
+        click.echo(safe(line))
+    for line in _visitors(receipt.other_visitors):
         click.echo(safe(line))
     if not receipt.overwritten:
         click.echo("what was erased may still be in the files of the store: see docs/erasure.md")

@@ -12,6 +12,7 @@ import io
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Literal, get_args
@@ -26,14 +27,22 @@ from engage.cli.common import (
     load_chosen,
     opened,
     parse_time,
+    plural,
     registry_of,
     safe,
+    visitor_option,
     with_store,
 )
 from engage.cli.progress import Progress
 from engage.config import Config, load
 from engage.erasure.addresses import named_addresses
-from engage.erasure.person import erasable, export_person, other_addresses, person_of
+from engage.erasure.person import (
+    erasable,
+    export_person,
+    other_addresses,
+    other_visitors,
+    person_of,
+)
 from engage.registry import Registry
 from engage.upkeep.export import KINDS, PAGE, RecordKind, Selection
 from engage.upkeep.export import export as records
@@ -80,6 +89,7 @@ class Time(click.ParamType[int]):
 @click.option("--type", "type_", type=click.Choice(EVENT_TYPES), help="Only events of this type.")
 @click.option("--user", metavar="ID", help="Only this user's records.")
 @address_option
+@visitor_option
 @click.option("--limit", type=click.IntRange(min=1), help="Maximum number of records.")
 @click.option(
     "--format",
@@ -100,6 +110,7 @@ def export(
     type_: str | None,
     user: str | None,
     addresses: tuple[str, ...],
+    visitors: tuple[str, ...],
     limit: int | None,
     format_: str,
     after: str | None,
@@ -110,16 +121,18 @@ def export(
     arrival. A record that cannot be written as JSON is left out and named on standard error; the
     exit status is 1 then.
 
-    `user` is everything about the user --user, also its events without a user id and what is known
-    of its visitors: each line has its kind in `record`. With --address, it has what is known under
-    that address too. The addresses of the user that are left out are named on standard error.
+    `user` is everything about the user --user, and about the visitors that a server key or an
+    operator linked to it: each line has its kind in `record`. With --visitor, it has other visitors
+    too, and with --address what is known under that address, and the deliveries that were given to
+    the user by it. What is left out is named on standard error.
     """
     if kind == "user":
         others = (since, type_, limit, after)
-        _export_person(ctx, config_path, workspace, user, addresses, others)
+        _export_person(ctx, config_path, workspace, user, (addresses, visitors), others)
         return
-    if addresses:
-        raise click.UsageError(f"--address does not apply to {kind}.", ctx)
+    if addresses or visitors:
+        option = "--address" if addresses else "--visitor"
+        raise click.UsageError(f"{option} does not apply to {kind}.", ctx)
     given = {"workspace": workspace, "since": since, "type": type_, "user": user}
     for name, value in given.items():
         if value is not None and name not in KINDS[kind].filters.split():
@@ -161,26 +174,34 @@ def _export_person(
     config_path: Path,
     workspace_id: str | None,
     user: str | None,
-    addresses: Sequence[str],
+    named: tuple[Sequence[str], Sequence[str]],
     others: Sequence[object],
 ) -> None:
     if user is None or any(one is not None for one in others):
-        options = "no other option than --workspace and --address"
+        options = "no other option than --workspace, --address and --visitor"
         raise click.UsageError(f"user needs --user, and takes {options}", ctx)
-    named = named_addresses(addresses)
+    whom = (user, named_addresses(named[0]), named[1])
     config, chosen = load_chosen(config_path, workspace_id, reads_with=())
     workspace = next(one for one in config.workspaces if one.id == chosen)
 
     async def write(store: EventStore) -> bool:
-        known = False
-        person = await person_of(store, chosen, user, named)
+        known, deliveries = False, Counter[str]()
+        person = await person_of(store, workspace, *whom)
         if left := ", ".join(await other_addresses(erasable(store), person)):
-            text = f"addresses of this user that are left out: {left}; see --address"
-            click.echo(f"engage: {safe(text)}", err=True)
-        async for line in export_person(store, workspace, user, named):
+            say(f"addresses of this user that are left out: {left}; see --address")
+        for one in await other_visitors(erasable(store), workspace, person):
+            say(f"left out: the visitor {one.described()}; see --visitor")
+        async for line in export_person(store, workspace, *whom, left_out=deliveries):
             sys.stdout.buffer.write((safe(line.decode()).encode() if terminal else line) + b"\n")
             known = True
+        for address, count in deliveries.items():
+            say(
+                f"left out: {plural(count, 'record')} of webhooks found by {address}; see --address"
+            )
         return known
+
+    def say(text: str) -> None:
+        click.echo(f"engage: {safe(text)}", err=True)
 
     terminal = sys.stdout.isatty()
     if not with_store(ctx, config, write):

@@ -12,6 +12,9 @@ Some services report bounces without the ids that were sent with the message. Su
 them from an earlier event about that message, which is found by its message id
 (:attr:`engage.api.TranslatedEvent.earlier`).
 
+An event whose user or visitor was found by what anyone can claim says so in
+``context.engage.foundBy``: see :func:`engage.erasure.person.export_person`.
+
 Nothing is cached: a user may be identified a moment later, by another process, and the next
 delivery belongs to that user.
 """
@@ -28,6 +31,7 @@ from engage.api import (
     TranslatedEvent,
     identifier_value,
 )
+from engage.pipeline.normalise import engage_mark
 from engage.upkeep.time_limit import within
 
 __all__ = ["Recipients", "is_looked_up", "without_lookup"]
@@ -65,6 +69,7 @@ class Recipients:
         :return: the documents, in the order of the events; the events are not changed.
         :raises StorageUnavailable: if the users could not be looked up.
         """
+        events = [_unmarked(event) for event in events]
         earlier = await self._earlier(workspace_id, provider, events)
         if earlier:
             events = [_completed(event, earlier) for event in events]
@@ -126,7 +131,23 @@ def is_looked_up(event: TranslatedEvent) -> bool:
 
 def without_lookup(event: TranslatedEvent) -> dict[str, Any]:
     """Return the document of an event as if no look-up found a user."""
-    return _identified(event, _keys(event), {}, {})
+    return _identified(_unmarked(event), _keys(event), {}, {})
+
+
+def _unmarked(event: TranslatedEvent) -> TranslatedEvent:
+    """Return an event without the mark that only engage sets."""
+    context = event.document.get("context")
+    if not isinstance(context, dict) or "engage" not in context:
+        return event
+    context = {name: context[name] for name in context if name != "engage"}
+    return dataclasses.replace(event, document={**event.document, "context": context})
+
+
+def _marked(document: Mapping[str, Any], found_by: str) -> dict[str, Any]:
+    context = document.get("context") or {}
+    if not isinstance(context, dict):  # The event is refused.
+        return {**document}
+    return {**document, "context": {**context, "engage": {"foundBy": found_by}}}
 
 
 def _completed(event: TranslatedEvent, earlier: Mapping[str, Mapping[str, Any]]) -> TranslatedEvent:
@@ -138,12 +159,16 @@ def _completed(event: TranslatedEvent, earlier: Mapping[str, Mapping[str, Any]])
     own, more = document.get("properties", {}), found.get("properties", {})
     if isinstance(own, dict) and isinstance(more, dict):
         document["properties"] = {**more, **own}
-    anonymous_id = found.get("anonymousId")
+    anonymous_id, found_by = found.get("anonymousId"), engage_mark(found).get("foundBy")
     if found.get("userId"):
         document["userId"] = found["userId"]
     # An id that was made of the address is not passed on: there may be a user with it now.
     elif anonymous_id and anonymous_id not in map(":".join, _keys(event)):
         document.setdefault("anonymousId", anonymous_id)
+    else:
+        found_by = None
+    if found_by:
+        document = _marked(document, found_by)
     return dataclasses.replace(event, document=document)
 
 
@@ -157,12 +182,12 @@ def _identified(
     for key in keys:
         for user in users.get(key, ()):
             if user != event.fallback:
-                return {**event.document, "userId": user}
+                return _marked({**event.document, "userId": user}, ":".join(key))
     if event.fallback is not None:
         return {**event.document, "userId": event.fallback}
     for key in keys:
         if visitors.get(key):
-            return {**event.document, "anonymousId": visitors[key][0]}
+            return _marked({**event.document, "anonymousId": visitors[key][0]}, ":".join(key))
     return {**event.document, "anonymousId": ":".join(keys[-1])}
 
 

@@ -2,7 +2,8 @@
 """Erasing people: one user of a workspace, or all of a file of erasures.
 
 Nothing is erased before the erasure is durable in the file beside the config. What belongs to a
-user is found by its links, so these are erased last: an erasure that was interrupted begins again.
+user is found by its events and its links, so these are erased last: an erasure that was interrupted
+begins again.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ from engage.api import (
     SuppressionStore,
     render_time,
 )
-from engage.config import Config
+from engage.config import Config, Workspace
 from engage.erasure.person import (
     Erasable,
+    OtherVisitor,
     Person,
     addresses_in_letter,
     addresses_of,
@@ -42,6 +44,7 @@ from engage.erasure.person import (
     events_of,
     letters_of,
     other_addresses,
+    other_visitors,
     person_of,
     subjects_of,
     visitors_of,
@@ -94,6 +97,8 @@ class Receipt:
     #: The addresses that the operator named, and those of the person that stay.
     addresses: Sequence[str] = ()
     other_addresses: Sequence[str] = ()
+    #: The visitors that may be the person's, and stay.
+    other_visitors: Sequence[OtherVisitor] = ()
 
     def document(self) -> dict[str, Any]:
         """Return the receipt as a JSON object."""
@@ -107,6 +112,7 @@ class Receipt:
             "overwritten": self.overwritten,
             "addresses": self.addresses,
             "otherAddresses": self.other_addresses,
+            "otherVisitors": [one.document() for one in self.other_visitors],
         }
 
 
@@ -145,6 +151,8 @@ async def erase_user(
     *,
     actor: Actor,
     addresses: Collection[str] = (),
+    visitors: Collection[str] = (),
+    linked: bool = False,
     report: Report = lambda _step, _count: None,
 ) -> Receipt:
     """Erase what the server received of a user until now, and return the receipt.
@@ -153,6 +161,8 @@ async def erase_user(
     may still be written.
 
     :param addresses: as :func:`~engage.erasure.person.person_of`.
+    :param visitors: as :func:`~engage.erasure.person.person_of`.
+    :param linked: as :func:`~engage.erasure.person.person_of`.
     :raises EngageError: if the storage cannot erase, if the config has no key, or if the file of
         erasures cannot be written, or has hashes of another key: nothing is erased then.
     :raises StorageUnavailable: if the store failed; calling it again goes on.
@@ -172,16 +182,20 @@ async def erase_user(
         await put_tombstones(known, lines)
 
     exists = await known.profile(workspace_id, user_id) is not None
-    found = await person_of(known, workspace_id, user_id, addresses)
-    others, visitors = await other_addresses(known, found), set(found.visitors)
-    await note(visitors)
+    workspace = _workspace(config, workspace_id)
+    find = functools.partial(person_of, known, workspace, user_id, addresses, linked=linked)
+    found = await find(visitors)
+    others = await other_addresses(known, found)
+    await note(found.visitors)
     report("waiting for the requests of this moment", 0)
     await asyncio.sleep(2 * config.storage.write_timeout)
-    if later := await visitors_of(known, workspace_id, user_id) - visitors:
-        await note(later)
-        visitors |= later
+    later = await find([name for name in found.visitors if name not in addresses])
+    if new := later.visitors.keys() - found.visitors.keys():
+        await note(new)
+    report("searching visitors", 0)
+    left = await other_visitors(known, workspace, later)
     person = Person(
-        workspace_id=workspace_id, users={user_id: at}, visitors=dict.fromkeys(visitors, at)
+        workspace_id=workspace_id, users={user_id: at}, visitors=dict.fromkeys(later.visitors, at)
     )
     counts, overwritten = await _carry_out(known, config, person, report)
     await put_tombstones(known, noted, done=True)
@@ -195,11 +209,12 @@ async def erase_user(
         overwritten=overwritten,
         addresses=[name.partition(":")[2] for name in sorted(addresses)],
         other_addresses=list(others),
+        other_visitors=left,
     )
     details = receipt.document()
     details |= details.pop("erased")
     details["addresses"] = [hash_of(key, workspace_id, name) for name in sorted(addresses)]
-    details["otherAddresses"] = len(others)
+    details |= {"otherAddresses": len(others), "otherVisitors": len(left)}
     await record_audit(known, actor, "user-erased", details, now=_now())
     return receipt
 
@@ -232,7 +247,7 @@ async def repeat(
     for person in await _matching(known, key, todo, report):
         visitors = dict(person.visitors)
         for name, at in person.users.items():
-            for visitor in await visitors_of(known, person.workspace_id, name):
+            for visitor in await visitors_of(known, _workspace(config, person.workspace_id), name):
                 visitors[visitor] = max(at, visitors.get(visitor, 0))
         counts, _ = await _carry_out(
             known, config, dataclasses.replace(person, visitors=visitors), report
@@ -250,6 +265,12 @@ def _erasure(key: str, workspace_id: str, kind: Any, name: str, at: int) -> Eras
         at=at,
         key=fingerprint(key),
     )
+
+
+def _workspace(config: Config, workspace_id: str) -> Workspace:
+    """Return a workspace, which the config need not have any more."""
+    found = (one for one in config.workspaces if one.id == workspace_id)
+    return next(found, Workspace(id=workspace_id, name=""))
 
 
 def _now() -> int:
@@ -320,13 +341,19 @@ async def _carry_out(
     :return: how much of each kind, and what :meth:`ErasureStore.settle` returned.
     """
     counts, workspace_id = Counter(dict.fromkeys(_COUNTED, 0)), person.workspace_id
-    workspace = next((one for one in config.workspaces if one.id == workspace_id), None)
-    addresses = addresses_of(workspace, person)
+    addresses = addresses_of(_workspace(config, workspace_id), person)
+
+    async def erase_events(whose: Person) -> None:
+        async for some in _parts(events_of(store, whose)):
+            gone = [
+                one for one in some if whose.owns(one.user_id, one.anonymous_id, one.received_at)
+            ]
+            counts["events"] += await store.erase_events(gone)
+            report("events", counts["events"])
+
     report("searching events", 0)
-    async for some in _parts(events_of(store, person)):
-        gone = [one for one in some if person.owns(one.user_id, one.anonymous_id, one.received_at)]
-        counts["events"] += await store.erase_events(gone)
-        report("events", counts["events"])
+    if person.visitors:
+        await erase_events(dataclasses.replace(person, users={}))
     if isinstance(store, DeadLetterStore):
         letters = [one.id async for one in letters_of(store, person)]
         for start in range(0, len(letters), PAGE):
@@ -344,6 +371,7 @@ async def _carry_out(
         counts["undoneLinks"] += await _keep_apart(store, person, name, at)
         counts["visitors"] += await store.erase_profile(workspace_id, Kind.VISITOR, name)
         report("visitors", counts["visitors"])
+    await erase_events(dataclasses.replace(person, visitors={}))
     for name in person.users:
         counts["users"] += await store.erase_profile(workspace_id, Kind.USER, name)
     overwritten = await store.settle()

@@ -3,18 +3,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import functools
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Mapping
-from typing import Literal
+from collections import Counter
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Collection,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from typing import Any, Literal, NamedTuple
 
 import orjson
 
 from engage.api import (
     ADDRESS_TRAITS,
     API_ORIGIN,
+    CONFLICT,
     MAX_TIME,
+    OPERATOR_ORIGIN,
     RECIPIENT_PREFIXES,
+    REMOVED,
     DeadLetter,
     DeadLetterStore,
     EngageError,
@@ -23,22 +35,33 @@ from engage.api import (
     EventFilter,
     EventStore,
     Kind,
+    Link,
+    LinkDecision,
+    Membership,
     ProfileStore,
     Record,
     RecordStore,
+    RemovedTraits,
+    Seen,
     Subject,
     SubscriptionStore,
     SuppressionStore,
+    Traits,
+    UserProfile,
+    changes_of,
     identifier_value,
+    render_time,
 )
 from engage.config import Workspace
 from engage.erasure.addresses import addresses_in
 from engage.erasure.requests import noted_requests
+from engage.pipeline.normalise import engage_mark
 from engage.upkeep.audit import AUDIT, read_entry
 from engage.upkeep.export import MAX_PAGE, RecordKind, all_pages, as_line, render
 
 __all__ = [
     "Erasable",
+    "OtherVisitor",
     "Person",
     "addresses_in_letter",
     "addresses_of",
@@ -48,6 +71,8 @@ __all__ = [
     "export_person",
     "letters_of",
     "other_addresses",
+    "other_visitors",
+    "own_events",
     "person_of",
     "subjects_of",
     "visitors_of",
@@ -78,8 +103,8 @@ class Person:
 
     workspace_id: str
     users: Mapping[str, int]
-    #: Anonymous ids, and the ids of the users: some clients send these as anonymous ids. Those that
-    #: begin with :data:`RECIPIENT_PREFIXES` are addresses that an operator named.
+    #: Anonymous ids, and the addresses that an operator named: these begin with
+    #: :data:`RECIPIENT_PREFIXES`.
     visitors: Mapping[str, int]
 
     def owns(self, user_id: str | None, anonymous_id: str | None, received_at: int) -> bool:
@@ -89,15 +114,188 @@ class Person:
         return anonymous_id is not None and received_at < self.visitors.get(anonymous_id, 0)
 
 
-async def visitors_of(store: Erasable, workspace_id: str, user_id: str) -> set[str]:
-    """Return the anonymous ids that are a user's alone: its own id, and those that were linked to
-    it first. Addresses are not among them: anyone can claim one."""
-    found = {user_id}
-    for name in await store.linked_to(workspace_id, user_id):
-        links = await store.links_to(workspace_id, name)
-        if links and links[0][0] == user_id:
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OtherVisitor:
+    """A visitor that may be a user's, which only an operator can know."""
+
+    anonymous_id: str
+    #: When something of it was first and last received or changed: milliseconds since 1970 UTC.
+    #: ``None``: no event and no profile of it is known.
+    first: int | None
+    last: int | None
+    #: ``None``: they were not counted.
+    events: int | None
+    #: The names of its traits.
+    traits: Sequence[str]
+    #: Whether it is linked to the user, or only has the text of the user id.
+    linked: bool
+    #: Whether another user is linked to it, or was until an operator undid that.
+    shared: bool
+
+    def described(self) -> str:
+        """Return it in one line, with texts that clients sent."""
+        seen = [render_time(at) for at in (self.first, self.last) if at is not None]
+        facts = [
+            " to ".join(seen),
+            f"events: {'not counted' if self.events is None else self.events}",
+            f"traits: {', '.join(self.traits) or '-'}",
+            *(() if self.linked else ("not linked, but the text of the user id",)),
+            *(("also linked to another user",) if self.shared else ()),
+        ]
+        return f"{self.anonymous_id} ({'; '.join(filter(None, facts))})"
+
+    def document(self) -> dict[str, Any]:
+        """Return it as a JSON object."""
+        return {
+            "anonymousId": self.anonymous_id,
+            "firstSeen": None if self.first is None else render_time(self.first),
+            "lastSeen": None if self.last is None else render_time(self.last),
+            "events": self.events,
+            "traits": self.traits,
+            "linked": self.linked,
+            "otherUsers": self.shared,
+        }
+
+
+class _Own(NamedTuple):
+    """What the stored events of a user say of it, apart from its visitors."""
+
+    #: The first link to each anonymous id that a server key or an operator made, and no operator
+    #: undid: when it was received, message id and origin.
+    links: Mapping[str, tuple[int, str, str]]
+    #: Address → number of the deliveries whose user was found by it.
+    found_by: Mapping[str, int]
+    traits: Mapping[str, Any]
+    groups: Collection[str]
+    #: The greatest timestamp of an event that made the user exist.
+    updated_at: int
+
+
+async def own_events(store: EventStore, workspace: Workspace, user_id: str) -> _Own:
+    """Return what the stored events of a user say of it."""
+    servers = {key.id for key in workspace.write_keys if key.kind == "server"}
+    links: dict[str, tuple[int, str, str]] = {}
+    found_by, updated_at = Counter[str](), 0
+    registers: dict[tuple[str, str], tuple[Any, Any]] = {}
+    wanted = EventFilter(workspace_id=workspace.id, user_id=user_id)
+    async for event in all_pages(functools.partial(store.scan, wanted)):
+        if not wanted.matches(event):
+            continue
+        if address := _found_by(event.origin, event.body):
+            found_by[address] += 1
+        version, values = (event.timestamp, event.message_id, event.origin), dict[Any, Any]()
+        for change in changes_of(event):
+            match change:
+                case Seen(Kind.USER, _):
+                    updated_at = max(updated_at, event.timestamp)
+                case Traits(Kind.USER, _, traits):
+                    values |= {("trait", name): value for name, value in traits.items()}
+                case RemovedTraits(Kind.USER, _, names):
+                    values |= {("trait", name): REMOVED for name in names}
+                case Membership(Kind.USER, _, name, assigned):
+                    values["group", name] = assigned
+                case LinkDecision(_, name, counts):
+                    values["link", name] = counts
+                case Link(_, name) if _is_sure(event, name, servers):
+                    link = (event.received_at, event.message_id, event.origin)
+                    links[name] = min(link, links.get(name, link))
+        for key, value in values.items():
+            if key not in registers or registers[key][0] < version:
+                registers[key] = (version, value)
+    latest = {key: value for key, (_, value) in registers.items()}
+    return _Own(
+        links={name: one for name, one in links.items() if latest.get(("link", name), True)},
+        found_by=found_by,
+        traits={n: one for (of, n), one in latest.items() if of == "trait" and one is not REMOVED},
+        groups={name for (of, name), member in latest.items() if of == "group" and member},
+        updated_at=updated_at,
+    )
+
+
+def _is_sure(event: Event, anonymous_id: str, servers: Collection[str]) -> bool:
+    """Return whether an event that links an anonymous id to a user cannot be anyone's claim."""
+    if event.type not in ("identify", "alias"):  # A server passes on the cookies of browsers.
+        return False
+    document = event.document()
+    if event.type == "alias" and document.get("previousId") != anonymous_id:
+        return False
+    sent = event.origin == API_ORIGIN and document.get("writeKeyId") in servers
+    return sent or event.origin == OPERATOR_ORIGIN
+
+
+def _found_by(origin: str, body: bytes) -> str | None:
+    """Return the address by which engage found whose a delivery is, if it is one."""
+    if origin in (API_ORIGIN, OPERATOR_ORIGIN) or b'"foundBy"' not in body:
+        return None
+    found = engage_mark(orjson.loads(body)).get("foundBy")
+    return found if isinstance(found, str) else None
+
+
+async def visitors_of(store: Erasable, workspace: Workspace, user_id: str) -> set[str]:
+    """Return the anonymous ids that surely are a user's: those that a server key or an operator
+    linked to it, and to no other user before. What else links them may be anyone's claim."""
+    found, others = set[str](), dict[str, Mapping[str, tuple[int, str, str]]]()
+    for name, link in (await own_events(store, workspace, user_id)).links.items():
+        for other, _ in await store.links_to(workspace.id, name):
+            if other not in others:
+                others[other] = (await own_events(store, workspace, other)).links
+            if others[other].get(name, link) < link:
+                break
+        else:
             found.add(name)
-    return {name for name in found if not name.startswith(RECIPIENT_PREFIXES)}
+    return found
+
+
+async def other_visitors(
+    store: Erasable, workspace: Workspace, person: Person, *, seconds: float | None = None
+) -> list[OtherVisitor]:
+    """Return the visitors that are linked to the user of a person, or have the text of its id, and
+    do not belong to the person.
+
+    :param seconds: how long it may count events, which looks at all of them; ``None``: until it is
+        done.
+    """
+    (user_id,) = person.users
+    linked = set(await store.linked_to(workspace.id, user_id))
+    names = {name for name in linked | {user_id} if not name.startswith(RECIPIENT_PREFIXES)}
+    names -= person.visitors.keys()
+    users = {name: {one for one, _ in await store.links_to(workspace.id, name)} for name in names}
+    times: dict[str, list[int]] = {name: [] for name in names}
+    counted, visitors = False, dict.fromkeys(names, MAX_TIME)
+    try:
+        async with asyncio.timeout(seconds):
+            wanted = EventFilter(workspace_id=workspace.id, type="alias", origin=OPERATOR_ORIGIN)
+            async for event in all_pages(functools.partial(store.scan, wanted)):
+                name = event.document().get("previousId") if wanted.matches(event) else None
+                if name in names and event.user_id is not None:
+                    users[name].add(event.user_id)
+            theirs = dataclasses.replace(person, users={}, visitors=visitors)
+            async for event in events_of(store, theirs):
+                if event.user_id is None and event.anonymous_id is not None:
+                    times[event.anonymous_id].append(event.received_at)
+        counted = True
+    except TimeoutError:
+        pass
+    found = []
+    for name in sorted(names):
+        profile, known = await store.visitor(workspace.id, name), times[name]
+        seen = [*known, *([] if profile is None else [profile.created_at, profile.updated_at])]
+        chose = isinstance(store, SubscriptionStore) and await store.state(
+            workspace.id, Subject(Kind.VISITOR, name)
+        )
+        if seen or chose or (name in linked and not counted):
+            found.append(
+                OtherVisitor(
+                    anonymous_id=name,
+                    first=min(seen, default=None),
+                    last=max(seen, default=None),
+                    events=len(known) if counted else None,
+                    traits=() if profile is None else sorted(profile.traits),
+                    linked=name in linked,
+                    shared=bool(users[name] - {user_id}),
+                )
+            )
+    return found
 
 
 def subjects_of(person: Person) -> list[Subject]:
@@ -109,10 +307,10 @@ def subjects_of(person: Person) -> list[Subject]:
     ]
 
 
-def addresses_of(workspace: Workspace | None, person: Person) -> set[tuple[str, str]]:
+def addresses_of(workspace: Workspace, person: Person) -> set[tuple[str, str]]:
     """Return the addresses of a person: pairs of channel and address, in the form in which they are
     suppressed. Channels that only the workspace has are those of phone numbers."""
-    groups = () if workspace is None else workspace.subscription_groups
+    groups = workspace.subscription_groups
     channels = {**{one.channel: "phone" for one in groups}, **ADDRESS_TRAITS}
     named = [name.partition(":") for name in person.visitors if name.startswith(RECIPIENT_PREFIXES)]
     return {
@@ -152,14 +350,16 @@ async def events_of(
     wanted = EventFilter(workspace_id=person.workspace_id, ids=ids, since=since)
     # A database compares some thousands of ids well.
     asked = wanted if len(ids) <= MAX_PAGE else dataclasses.replace(wanted, ids=None)
+    if len(person.users) == 1 and not person.visitors:  # It has an index.
+        asked = dataclasses.replace(wanted, ids=None, user_id=next(iter(person.users)))
     async for event in all_pages(functools.partial(store.scan, asked)):
         if wanted.matches(event):
             yield event
 
 
 async def letters_of(store: EventStore, person: Person) -> AsyncIterator[DeadLetter]:
-    """Yield the dead letters of the person: those with an id, and the deliveries that name no user
-    and have an address of the person."""
+    """Yield the dead letters of the person: those with an id, and those that name no user and have
+    an address of the person."""
     if not isinstance(store, DeadLetterStore):
         return
     named = {
@@ -175,9 +375,12 @@ async def letters_of(store: EventStore, person: Person) -> AsyncIterator[DeadLet
 
 
 def addresses_in_letter(letter: DeadLetter) -> Iterator[str]:
-    """Yield the addresses in a dead letter, if it is a delivery that names no user."""
-    if letter.origin != API_ORIGIN and letter.user_id is None:
+    """Yield the addresses in a dead letter that names no user: in a delivery, or in what applied to
+    all items of a batch."""
+    if letter.user_id is None and letter.origin != API_ORIGIN:
         yield from addresses_in(letter.item)
+    elif letter.user_id is None and letter.anonymous_id is None:
+        yield from addresses_in(letter.envelope or b"")
 
 
 async def audit_of(
@@ -185,48 +388,112 @@ async def audit_of(
 ) -> AsyncIterator[tuple[Record, list[str]]]:
     """Yield the records of the audit that have an id or an address of the person, with the names of
     the details that have one."""
-    ids = {*person.users, *person.visitors, *(address for _, address in addresses)}
+    ids: dict[str, Collection[str]] = {"user": person.users, "anonymousId": person.visitors}
+    named_addresses = {address for _, address in addresses}
     async for record in all_pages(functools.partial(store.list_records, AUDIT)):
         details = read_entry(record).details
         named = [
             name
             for name, value in details.items()
-            if isinstance(value, str) and value in ids and name != "workspace"
+            if isinstance(value, str) and value in ids.get(name, named_addresses)
         ]
         if named and details.get("workspace") == person.workspace_id:
             yield record, named
 
 
 async def person_of(
-    store: EventStore, workspace_id: str, user_id: str, addresses: Collection[str] = ()
+    store: EventStore,
+    workspace: Workspace,
+    user_id: str,
+    addresses: Collection[str] = (),
+    visitors: Collection[str] = (),
+    *,
+    linked: bool = False,
 ) -> Person:
-    """Return a user with its visitors.
+    """Return a user with the visitors that surely are the user's, and those that an operator names.
 
     :param addresses: those of the person: see :func:`~engage.erasure.addresses.named_addresses`.
-    :raises EngageError: if the storage cannot tell what belongs to a person.
+    :param visitors: anonymous ids that the operator knows to be the person's.
+    :param linked: whether to take all linked visitors to which no other user was ever linked.
+    :raises EngageError: if the storage cannot tell what belongs to a person, or if an anonymous id
+        is an address.
     """
-    visitors = await visitors_of(erasable(store), workspace_id, user_id)
-    return Person(
-        workspace_id=workspace_id,
+    known = erasable(store)
+    for name in visitors:
+        if name.startswith(RECIPIENT_PREFIXES):
+            raise EngageError(f"{name!r} is no visitor but an address: name the address")
+    taken = {*await visitors_of(known, workspace, user_id), *addresses, *visitors}
+    person = Person(
+        workspace_id=workspace.id,
         users={user_id: MAX_TIME},
-        visitors=dict.fromkeys(sorted(visitors.union(addresses)), MAX_TIME),
+        visitors=dict.fromkeys(sorted(taken), MAX_TIME),
+    )
+    if not linked:
+        return person
+    others = await other_visitors(known, workspace, person)
+    alone = [one.anonymous_id for one in others if one.linked and not one.shared]
+    return dataclasses.replace(person, visitors=dict.fromkeys(sorted({*taken, *alone}), MAX_TIME))
+
+
+async def _profile(store: Erasable, workspace: Workspace, person: Person) -> UserProfile | None:
+    """Return the user of a person without what it has of visitors that are not the person's."""
+    (user_id,) = person.users
+    user = await store.profile(workspace.id, user_id)
+    if user is None:
+        return None
+    merged = [await store.visitor(workspace.id, name) for name in user.anonymous_ids]
+    belonging = [one for one in merged if one is not None and one.user_id == user_id]
+    others = [one for one in belonging if one.anonymous_id not in person.visitors]
+    if not others:
+        return user
+    own = await own_events(store, workspace, user_id)
+    traits, groups = dict(user.traits), set(user.groups)
+    for one in others:
+        groups.difference_update(one.groups)
+        for name in one.traits:
+            if name in traits and user.trait_times.get(name) == one.trait_times.get(name):
+                del traits[name]
+    kept = [user.trait_times.get(name, 0) for name in traits]
+    theirs = [one.updated_at for one in belonging if one not in others]
+    return dataclasses.replace(
+        user,
+        traits={**own.traits, **traits},
+        groups=sorted(groups.union(own.groups)),
+        updated_at=max(user.created_at, own.updated_at, *kept, *theirs),
     )
 
 
 async def export_person(
-    store: EventStore, workspace: Workspace, user_id: str, addresses: Collection[str] = ()
+    store: EventStore,
+    workspace: Workspace,
+    user_id: str,
+    addresses: Collection[str] = (),
+    visitors: Collection[str] = (),
+    *,
+    left_out: Counter[str] | None = None,
 ) -> AsyncGenerator[bytes, None]:
     """Yield everything that a store has about a user as JSON, with its kind in ``record``: the
     profile, the visitors, choices with their history, suppressions, dead letters, entries of the
     audit and events.
 
     :param addresses: as :func:`person_of`.
+    :param visitors: as :func:`person_of`.
+    :param left_out: gets the number of deliveries that are left out, by the address with which
+        engage found whose they are: anyone can claim an address.
     :raises EngageError: if the storage cannot tell what belongs to a person.
     :raises StorageUnavailable: if the store cannot be read.
     """
-    known = erasable(store)
-    person = await person_of(known, workspace.id, user_id, addresses)
-    user = await known.profile(workspace.id, user_id)
+    known, left_out = erasable(store), Counter() if left_out is None else left_out
+    person = await person_of(known, workspace, user_id, addresses, visitors)
+
+    def is_left_out(origin: str, body: bytes) -> bool:
+        address = _found_by(origin, body)
+        if address is None or address in person.visitors:
+            return False
+        left_out[address] += 1
+        return True
+
+    user = await _profile(known, workspace, person)
     if user is not None:
         yield _line("users", user)
     for name in person.visitors:
@@ -248,13 +515,15 @@ async def export_person(
             if (one.channel, one.address) in suppressed:  # Also one that was lifted.
                 yield _line("suppressions", one)
     async for letter in letters_of(store, person):
-        yield _line("dead-letters", letter)
+        if letter.reason != CONFLICT or not is_left_out(letter.origin, letter.item):
+            yield _line("dead-letters", letter)
     async for record, _ in audit_of(known, person, suppressed):
         yield _with("audit", record.body)
     for record in await noted_requests(known, workspace.id, person.users):
         yield _with("erasure-requests", record.body)
     async for event in events_of(store, person):
-        if person.owns(event.user_id, event.anonymous_id, event.received_at):
+        owned = person.owns(event.user_id, event.anonymous_id, event.received_at)
+        if owned and not is_left_out(event.origin, event.body):
             yield _line("events", event)
 
 

@@ -91,7 +91,8 @@ class Arrival:
     envelope: Envelope | None = None
     #: Those of the write key; ``None``: it has none.
     rules: Rules | None = None
-    #: Whether the items are events as they were to be stored: ``context.engage`` is the server's.
+    #: Whether the items are events as they were to be stored, or of a delivery: their
+    #: ``context.engage`` is the server's.
     restored: bool = False
     #: The header ``Idempotency-Key``.
     idempotency_key: str | None = None
@@ -116,6 +117,7 @@ class Arrival:
             event_limit=Limit(limits.webhook_event_bytes, "limits.webhook_event_bytes"),
             origin=provider,
             source=f"webhook:{provider}",
+            restored=True,
             correct_clock=False,
         )
 

@@ -12,6 +12,8 @@ from engage.testing.memory_store import MemoryStore
 
 CONTEXT = StorageContext(base_dir=None, identifiers={"acme": ("email",)})  # type: ignore[arg-type]
 EMAIL = {"email": "ann@example.com"}
+#: Says that anyone can claim what led to the user.
+MARK = {"context": {"engage": {"foundBy": "email:ann@example.com"}}}
 
 
 def visit(message_id: str, anonymous_id: str, received: int) -> Any:
@@ -31,13 +33,13 @@ async def test_a_delivery_goes_to_a_visitor_if_there_is_no_user() -> None:
 
     assert await found() == {"anonymousId": "email:ann@example.com"}
     await store_all(store, visit("1", "younger", 2), visit("2", "v", 1))
-    assert await found() == {"anonymousId": "v"}
+    assert await found() == {"anonymousId": "v", **MARK}
     # The provider names a user id if no user is found.
     assert await found(fallback="theirs") == {"userId": "theirs"}
     await store_all(store, event("3", user_id="u", anonymous_id="v"))
-    assert await found() == {"anonymousId": "v"}
+    assert await found() == {"anonymousId": "v", **MARK}
     await store_all(store, identify("4", "u"))
-    assert await found() == {"userId": "u"}
+    assert await found() == {"userId": "u", **MARK}
 
 
 async def test_a_late_event_goes_to_the_visitor_of_the_earlier_one() -> None:
@@ -63,6 +65,6 @@ async def test_a_late_event_goes_to_the_visitor_of_the_earlier_one() -> None:
     await store_all(store, visit("1", "w", 1))
     assert await found("to-v") == {"anonymousId": "v"}
     # An id that was made of the address does not stand in the way of who has it now.
-    assert await found("to-address") == {"anonymousId": "w"}
+    assert await found("to-address") == {"anonymousId": "w", **MARK}
     await store_all(store, identify("2", "ann", traits=EMAIL))
-    assert await found("to-address") == {"userId": "ann"}
+    assert await found("to-address") == {"userId": "ann", **MARK}

@@ -130,10 +130,9 @@ async def test_the_visitors_of_a_user_without_a_profile_are_erased(
     )
     assert await store.profile("acme", "ann") is None
     workspace = config(tmp_path).workspaces[0]
-    exported = [
-        orjson.loads(line) async for line in export_person(store, workspace, "ann", ADDRESSES)
-    ]
-    receipt = await erased(store, tmp_path)
+    whom = ("ann", ADDRESSES, ["a1", "bob"])
+    exported = [orjson.loads(line) async for line in export_person(store, workspace, *whom)]
+    receipt = await erased(store, tmp_path, visitors=["a1", "bob"])
     assert (receipt.counts["events"], receipt.counts["visitors"]) == (5, 1)
     assert {one.get("messageId") for one in exported} == {None, "m1", "m2", "m3", "m4", "m6"}
     assert await traces(store) == []

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from engage.api import EventFilter, Suppression
-from engage.config import Config, Erasures, StorageConfig, SubscriptionGroup, Workspace
+from engage.config import Config, Erasures, StorageConfig, SubscriptionGroup, Workspace, WriteKey
 from engage.erasure.addresses import named_addresses
 from engage.testing import MemoryStore
 from engage.testing.factories import TIME, all_pages, event, identify, letter, visitor
@@ -33,25 +33,28 @@ TRACES = ("ann", "ANN@x.org", "ann@x.org", "+49123", "Ulm", "a1", "192.0.2.7")
 def config(folder: Path, *, key: str | None = KEY, write_timeout: float = 0.01) -> Config:
     """Return a config; an erasure then waits for twice the timeout."""
     news = SubscriptionGroup(id="news", name="News", channel="email", type="opt_out")
+    keys = (WriteKey(id="website", key="k"), WriteKey(id="backend", kind="server", sha256="0" * 64))
     return Config(
         path=folder / "engage.toml",
         base_dir=folder,
         storage=StorageConfig(write_timeout=write_timeout),
         erasures=Erasures(key=key),
         workspaces=(
-            Workspace(id="acme", name="Acme", subscription_groups=(news,)),
+            Workspace(id="acme", name="Acme", subscription_groups=(news,), write_keys=keys),
             Workspace(id="other", name="Other"),
         ),
     )
 
 
 async def fill(store: Any) -> None:
-    """Store the user ``ann`` with the visitor ``a1``, and ``bob``, who later used the browser of
-    ``a1`` and was the first to use that of ``b1``; and another ``ann`` in another workspace."""
+    """Store the user ``ann`` with the visitor ``a1``, which an operator linked, and ``bob``, who
+    later used the browser of ``a1`` and was the first to use that of ``b1``; and another ``ann`` in
+    another workspace."""
+    decision: Any = {"previousId": "a1", "linked": True}
     await store.write(
         [
             identify("m1", "ann", 1, traits={"email": "ANN@x.org", "phone": "+49 123"}),
-            event("m2", user_id="ann", anonymous_id="a1", at=2),
+            event("m2", type="alias", user_id="ann", at=2, origin="operator", **decision),
             event("m3", anonymous_id="a1", at=1),
             event("m4", type="identify", anonymous_id="a1", at=1, traits={"city": "Ulm"}),
             event("m5", user_id="bob", anonymous_id="b1", at=1),
@@ -61,7 +64,7 @@ async def fill(store: Any) -> None:
             identify("m9", "bob", 2, traits={"email": "bob@x.org"}),
             event("m10", type="group", user_id="ann", groupId="g", at=4),
             event("m11", anonymous_id="email:ann@x.org", origin="sendgrid", at=4),
-            event("m12", anonymous_id="ann", at=4),
+            event("m12", anonymous_id="a1", at=4),
             identify("m13", "ann", 4, workspace="other", traits={"email": "zoe@x.org"}),
         ]
     )

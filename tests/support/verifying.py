@@ -195,7 +195,7 @@ async def verified(store: Any, **fields: Any) -> Report:
 
 def healthy(report: Report) -> None:
     """Check that nothing differs, and that everything could be looked at."""
-    assert (report.differences, report.failures) == ([], [])
+    assert (report.differences, report.failures) == ([], []), report.differences
 
 
 async def verify_while_used(server: Server, *, rounds: int = 2) -> list[dict[str, Any]]:

@@ -5,8 +5,8 @@ a user as a file."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from engage.api import EngageError, ErasureStore, StorageUnavailable
 from engage.console.base import ConsoleHandler
@@ -15,7 +15,15 @@ from engage.console.data.reader import InTurn
 from engage.console.display.formats import ROWS
 from engage.erasure.addresses import named_addresses
 from engage.erasure.erase import erase_user
-from engage.erasure.person import erasable, export_person, other_addresses, person_of
+from engage.erasure.person import (
+    OtherVisitor,
+    erasable,
+    export_person,
+    other_addresses,
+    other_visitors,
+    own_events,
+    person_of,
+)
 from engage.erasure.requests import Request, erasure_requests
 from engage.upkeep.audit import Actor
 from engage.upkeep.erasures import key_of
@@ -23,8 +31,26 @@ from engage.upkeep.erasures import key_of
 __all__ = ["EraseHandler", "PersonHandler"]
 
 
+#: The part of the time of a read in which a page counts the events of visitors.
+_COUNTING: Final = 0.5
+
+
+class _Others(NamedTuple):
+    """What may be a user's, and anyone can claim."""
+
+    #: See :func:`~engage.erasure.person.other_addresses`.
+    addresses: Mapping[str, bool] = {}
+    visitors: Sequence[OtherVisitor] = ()
+    #: Address → number of the deliveries whose user was found by it.
+    found_by: Mapping[str, int] = {}
+
+
 class _PersonHandler(ConsoleHandler):
     """A page with a field for the addresses of a person."""
+
+    def visitors(self, box: str) -> list[str]:
+        """Return the anonymous ids whose boxes of a name were ticked, exactly."""
+        return [self.decode_argument(one, box) for one in self.request.arguments.get(box, ())]
 
     def named_addresses(self) -> set[str]:
         """Return the addresses that were typed, one on each line.
@@ -62,8 +88,9 @@ class EraseHandler(_PersonHandler):
             return
         actor = Actor(who=self.person or "", origin=self.address)
         user = (self.workspace.id, user_id)
+        whom: Any = {"addresses": named, "visitors": self.visitors("visitor")}
         work = functools.partial(erase_user, console.store, console.config, *user, actor=actor)
-        console.erasing = Erasing(*user, functools.partial(work, addresses=named))
+        console.erasing = Erasing(*user, functools.partial(work, **whom))
         self.go("erase", workspace=self.workspace.id, id=user_id)
 
     async def _show(self, error: str = "") -> None:
@@ -73,11 +100,14 @@ class EraseHandler(_PersonHandler):
         if erasing is not None and not erasing.running and erasing.user_id != user_id:
             erasing = None
         requests: list[Request] = []
-        others: Mapping[str, bool] = {}
+        others = _Others()
         if not user_id:
             requests = await self.read(self._requests()) or []
         elif isinstance(self.console.store, ErasureStore):
-            others = await self.read(self._other_addresses(user_id)) or {}
+            others = await self.read(self._others(user_id)) or others
+        ticked = {one.anonymous_id for one in others.visitors if one.linked and not one.shared}
+        if self.request.method == "POST":
+            ticked = set(self.visitors("visitor"))
         self.page(
             "erase.html",
             title="Erase",
@@ -87,14 +117,19 @@ class EraseHandler(_PersonHandler):
             error=error,
             requests=requests,
             others=others,
+            ticked=ticked,
             typed=self.exact("address"),
             user_page=self.link("user", workspace=self.workspace.id, id=user_id),
         )
 
-    async def _other_addresses(self, user_id: str) -> Mapping[str, bool]:
-        store = self.console.store
-        person = await person_of(store, self.workspace.id, user_id)
-        return await other_addresses(erasable(store), person)
+    async def _others(self, user_id: str) -> _Others:
+        store, seconds = erasable(self.console.store), _COUNTING * self.console.reader.timeout
+        person = await person_of(store, self.workspace, user_id)
+        return _Others(
+            await other_addresses(store, person),
+            await other_visitors(store, self.workspace, person, seconds=seconds),
+            (await own_events(store, self.workspace, user_id)).found_by,
+        )
 
     async def _requests(self) -> list[Request]:
         """Return the first requests that are left."""
@@ -123,10 +158,12 @@ class PersonHandler(_PersonHandler):
             erasable(store)
             self.set_header("Content-Type", "application/x-ndjson")
             self.set_header("Content-Disposition", 'attachment; filename="user.ndjson"')
-            async for line in export_person(store, workspace, user_id, named):
+            visitors = self.visitors("download")
+            async for line in export_person(store, workspace, user_id, named, visitors):
                 if not sent:
-                    about = {"workspace": workspace.id, "user": user_id}
-                    await self.record_audit("user-downloaded", addresses=len(named), **about)
+                    about: Any = {"workspace": workspace.id, "user": user_id}
+                    about |= {"addresses": len(named), "visitors": len(visitors)}
+                    await self.record_audit("user-downloaded", **about)
                 self.write(line + b"\n")
                 sent += 1
                 if sent % ROWS == 0:

@@ -63,6 +63,8 @@ class Rules:
     horizon: float
     #: Workspace → the time before which events of people were erased, which stay in groups.
     erased: Mapping[str, int]
+    #: Workspaces in which people were erased meanwhile, or not completely.
+    erasing: Collection[str]
     #: Before this time, the last events of visitors may have expired.
     visitors_before: float
     #: Workspaces that may have no room for more visitors.
@@ -271,7 +273,9 @@ class _Id:
             return _CHANGED
         if self.visitor(0) is None is self.visitor(1):
             return self._rules.doubt(self.workspace, Kind.VISITOR, self.name)
-        return self.excuse(Kind.VISITOR)
+        # Its user may be erased without it: it belongs to the next one then.
+        erasing = self.links and self.workspace in self._rules.erasing
+        return self.excuse(Kind.VISITOR) or (ERASING if erasing else None)
 
     def excuse(self, kind: Kind) -> str | None:
         """Return why a profile may differ from its events, if there is a reason."""

@@ -202,6 +202,7 @@ class _Run:
                 identifiers=settings.context.identifiers,
                 horizon=await self._horizon(now),
                 erased=after.newest(),
+                erasing=after.newer_than(before),
                 visitors_before=float("-inf") if days is None else now - days * DAY_MS,
                 full={workspace for workspace, count in visitors.items() if count >= most},
                 with_links=with_links,
