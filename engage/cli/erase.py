@@ -173,7 +173,7 @@ async def _preview(
     :param whom: arguments of :func:`~engage.erasure.person.person_of`.
     """
     person = await person_of(store, workspace, user_id, **whom)
-    others = await other_addresses(erasable(store), person)
+    others = await other_addresses(erasable(store), workspace, person)
     left, addresses = await other_visitors(erasable(store), workspace, person), whom["addresses"]
     ids = sorted(person.visitors.keys() - set(addresses))
     return [

@@ -187,7 +187,7 @@ def _export_person(
     async def write(store: EventStore) -> bool:
         known, deliveries = False, Counter[str]()
         person = await person_of(store, workspace, *whom)
-        if left := ", ".join(await other_addresses(erasable(store), person)):
+        if left := ", ".join(await other_addresses(erasable(store), workspace, person)):
             say(f"addresses of this user that are left out: {left}; see --address")
         for one in await other_visitors(erasable(store), workspace, person):
             say(f"left out: the visitor {one.described()}; see --visitor")

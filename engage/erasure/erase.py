@@ -185,7 +185,7 @@ async def erase_user(
     workspace = _workspace(config, workspace_id)
     find = functools.partial(person_of, known, workspace, user_id, addresses, linked=linked)
     found = await find(visitors)
-    others = await other_addresses(known, found)
+    others = await other_addresses(known, workspace, found)
     await note(found.visitors)
     report("waiting for the requests of this moment", 0)
     await asyncio.sleep(2 * config.storage.write_timeout)

@@ -321,12 +321,12 @@ def addresses_of(workspace: Workspace, person: Person) -> set[tuple[str, str]]:
     }
 
 
-async def other_addresses(store: Erasable, person: Person) -> dict[str, bool]:
+async def other_addresses(store: Erasable, workspace: Workspace, person: Person) -> dict[str, bool]:
     """Return the addresses that the profiles of a person have and an operator did not name, with
     whether other users have each."""
     found: dict[str, bool] = {}
     profiles = [
-        *[await store.profile(person.workspace_id, name) for name in person.users],
+        await _profile(store, workspace, person),
         *[await store.visitor(person.workspace_id, name) for name in person.visitors],
     ]
     for prefix in RECIPIENT_PREFIXES:

@@ -34,6 +34,13 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
+#: What is said of a visitor that another user used first.
+B1 = "b1 ({0}.001Z to {0}.001Z; events: 1; traits: city; also linked to another user)".format(
+    "2025-01-01T00:00:00"
+)
+LEFT = ["visitors that are left and may be the person's; see --visitor and --linked-visitors:"]
+
+
 def erase(config: Path, *arguments: str, user: str = "ann") -> Result:
     options = ("--config", config, "--workspace", "acme", "--user", user, "--yes")
     named = ("--address", "ANN@x.org", "--address", "+49 (123)") if user == "ann" else ()
@@ -69,6 +76,7 @@ def test_the_addresses_of_the_user_are_named_before_and_after(
     preview = [
         *("user: ann", "anonymous ids: a1", "addresses: ann@x.org"),
         "addresses of this user that are left: +49123; see --address",
+        *(*LEFT, f"  {B1}"),
     ]
     before = on_store(config, lines)
     result = run(*command, "--address", "ann@x.org", "--dry-run")
@@ -76,15 +84,15 @@ def test_the_addresses_of_the_user_are_named_before_and_after(
     with monkeypatch.context() as patch:
         patch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda _: True, raising=False)
         result = run(*command, "--address", "ann@x.org", text="n\n")
-    assert result.stderr.splitlines()[:4] == preview
+    assert result.stderr.splitlines()[:6] == preview
     assert on_store(config, lines) == before
     assert not config.with_name("engage.toml.erasures").exists()
     wrong = run(*command, "--yes", "--address", "ann")
     assert wrong.exit_code == 1
     assert "'ann' is neither an e-mail address nor a phone number" in wrong.stderr
     result = run(*command, "--yes", "--address", "ann@x.org")
-    assert result.exit_code == 0
-    assert result.stdout.splitlines()[-2:] == preview[2:]
+    assert result.exit_code == 3
+    assert result.stdout.splitlines()[-4:] == preview[2:]
     suppressed = run("suppressions", "list", "--config", config, "--workspace", "acme")
     assert "+49123" in suppressed.stdout
     assert "ann@x.org" not in suppressed.stdout
@@ -92,7 +100,7 @@ def test_the_addresses_of_the_user_are_named_before_and_after(
 
 def test_erase_prints_a_receipt_and_notes_the_erasure(config: Path) -> None:
     result = erase(config, "--json")
-    assert (result.exit_code, result.stderr) == (0, "")
+    assert (result.exit_code, result.stderr) == (3, "")
     receipt = json.loads(result.stdout)
     assert receipt["user"] == erasures.hash_of(KEY, "acme", "ann")
     assert (receipt["known"], receipt["overwritten"]) == (True, True)
@@ -105,9 +113,53 @@ def test_erase_prints_a_receipt_and_notes_the_erasure(config: Path) -> None:
     }
     assert receipt["addresses"] == ["ann@x.org", "+49123"]
     assert receipt["otherAddresses"] == []
+    (left,) = receipt["otherVisitors"]
+    assert left == {
+        "anonymousId": "b1",
+        "firstSeen": "2025-01-01T00:00:00.001Z",
+        "lastSeen": "2025-01-01T00:00:00.001Z",
+        "events": 1,
+        "traits": ["city"],
+        "linked": True,
+        "otherUsers": True,
+    }
     again = erase(config)
     assert again.exit_code == 4
     assert again.stdout.startswith("nothing was known of this user id\nerased: nothing, in ")
+
+
+def test_visitors_that_may_be_the_users_are_left_until_they_are_named(config: Path) -> None:
+    async def claim(store: Any) -> None:
+        await store.write(
+            [
+                event("x1", user_id="ann", anonymous_id="v1", at=5),
+                event("x2", anonymous_id="v1", at=6),
+                event("x3", anonymous_id="ann", at=7),
+            ]
+        )
+
+    on_store(config, claim)
+    own = (
+        "ann ({0}.007Z to {0}.007Z; events: 1; traits: -; not linked, but the text of the user id)"
+    )
+    own = own.format("2025-01-01T00:00:00")
+    v1 = "v1 ({0}.006Z to {0}.006Z; events: 1; traits: -)".format("2025-01-01T00:00:00")
+
+    def taken(*arguments: str) -> tuple[str, list[str]]:
+        lines = erase(config, "--dry-run", *arguments).stdout.splitlines()
+        return lines[1], lines[3:]
+
+    assert taken() == ("anonymous ids: a1", [*LEFT, f"  {own}", f"  {B1}", f"  {v1}"])
+    assert taken("--linked-visitors") == ("anonymous ids: a1, v1", [*LEFT, f"  {own}", f"  {B1}"])
+    named = ("--visitor", "ann", "--visitor", "b1")
+    assert taken(*named) == ("anonymous ids: a1, ann, b1", [*LEFT, f"  {v1}"])
+    wrong = erase(config, "--visitor", "email:ann@x.org")
+    assert wrong.exit_code == 1
+    assert "'email:ann@x.org' is no visitor but an address" in wrong.stderr
+    result = erase(config, *named, "--linked-visitors")
+    assert result.exit_code == 0
+    assert "visitors that are left" not in result.stdout
+    assert "events 12" in result.stdout
 
 
 def test_nothing_is_erased_if_the_file_cannot_be_written(config: Path) -> None:
@@ -200,23 +252,45 @@ def test_everything_about_a_user_is_exported(config: Path) -> None:
     options = ("--config", config, "--workspace", "acme")
     result = run("export", "user", *options, "--user", "ann")
     assert result.exit_code == 0
-    assert "left out: ann@x.org, +49123; see --address" in result.stderr
+    assert result.stderr.splitlines() == [
+        "engage: addresses of this user that are left out: ann@x.org, +49123; see --address",
+        f"engage: left out: the visitor {B1}; see --visitor",
+    ]
     kinds = [json.loads(line)["record"] for line in result.stdout.splitlines()]
     assert kinds[0] == "users"
     assert kinds.count("events") == 7
     assert "suppressions" not in kinds
     named = run("export", "user", *options, "--user", "ann", "--address", "Ann <ANN@x.org>")
-    assert named.stderr == (
-        "engage: addresses of this user that are left out: +49123; see --address\n"
+    assert named.stderr.splitlines()[0] == (
+        "engage: addresses of this user that are left out: +49123; see --address"
     )
     kinds = [json.loads(line)["record"] for line in named.stdout.splitlines()]
     assert (kinds.count("events"), kinds.count("suppressions")) == (8, 1)
+    wider = run("export", "user", *options, "--user", "ann", "--visitor", "b1")
+    found = [json.loads(line) for line in wider.stdout.splitlines()]
+    assert {one["anonymousId"] for one in found if one["record"] == "visitors"} == {"a1", "b1"}
+    assert "left out: the visitor" not in wider.stderr
     unknown = run("export", "user", *options, "--user", "nobody")
     assert unknown.exit_code == 1
     assert "nothing is known of the user 'nobody'" in unknown.stderr
     assert run("export", "user", *options).exit_code == 2
     assert run("export", "user", *options, "--user", "ann", "--limit", "1").exit_code == 2
     assert run("export", "events", *options, "--address", "ann@x.org").exit_code == 2
+    assert run("export", "events", *options, "--visitor", "b1").exit_code == 2
+
+
+def test_a_delivery_found_by_an_address_is_counted(config: Path) -> None:
+    async def deliver(store: Any) -> None:
+        mark: Any = {"context": {"engage": {"foundBy": "email:ann@x.org"}}}
+        await store.write([event("x1", user_id="ann", origin="sendgrid", **mark)])
+
+    on_store(config, deliver)
+    options = ("--config", config, "--workspace", "acme", "--user", "ann")
+    result = run("export", "user", *options)
+    text = "engage: left out: 1 record of webhooks found by email:ann@x.org; see --address"
+    assert text in result.stderr.splitlines()
+    assert '"x1"' not in result.stdout
+    assert '"x1"' in run("export", "user", *options, "--address", "ann@x.org").stdout
 
 
 def test_the_state_of_a_key_is_noted(config: Path) -> None:

@@ -157,8 +157,9 @@ async def test_a_named_address_is_taken_whoever_claims_it(store: Any, tmp_path: 
             letter("l3", user_id=None, item=b'{"email":"ann@example.com"}'),
         ]
     )
-    person = await person_of(store, config(tmp_path).workspaces[0], "u7")
-    others = await other_addresses(erasable(store), person)
+    workspace = config(tmp_path).workspaces[0]
+    person = await person_of(store, workspace, "u7")
+    others = await other_addresses(erasable(store), workspace, person)
     declared = not isinstance(store, MemoryStore)  # It finds no users by an address.
     assert others == {ANN: declared}
     found = await exported(store, tmp_path, "u7", ANN)

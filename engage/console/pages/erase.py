@@ -126,7 +126,7 @@ class EraseHandler(_PersonHandler):
         store, seconds = erasable(self.console.store), _COUNTING * self.console.reader.timeout
         person = await person_of(store, self.workspace, user_id)
         return _Others(
-            await other_addresses(store, person),
+            await other_addresses(store, self.workspace, person),
             await other_visitors(store, self.workspace, person, seconds=seconds),
             (await own_events(store, self.workspace, user_id)).found_by,
         )

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import html
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,52 @@ async def test_a_user_is_erased_when_its_id_is_typed_again(tmp_path: Path) -> No
         assert ">ann<" not in audit.text
         # The form is there again for another id.
         assert "This cannot be undone" in (await client.get("erase?workspace=acme&id=bob")).text
+
+
+async def test_visitors_are_ticked_to_be_erased_and_never_to_be_downloaded(tmp_path: Path) -> None:
+    store = MemoryStore()
+    await fill(store)
+    hostile = '"><b>v'
+    mark: Any = {"context": {"engage": {"foundBy": "email:ann@x.org"}}}
+    await store.write(
+        [
+            event("x1", user_id="ann", anonymous_id=hostile, at=5),
+            event("x2", type="identify", anonymous_id=hostile, at=6, traits={"age": 1}),
+            event("x3", anonymous_id="ann", at=7),
+            event("x4", user_id="ann", origin="sendgrid", at=8, **mark),
+        ]
+    )
+    async with console(tmp_path, store) as client:
+        form = (await client.get(PAGE)).text
+        boxes = re.findall(
+            r'<input type="checkbox" name="(\w+)"\s+value="(.*?)"[^>]*?(\schecked)?>', form
+        )
+        escaped = html.escape(hostile)
+        assert {(name, value) for name, value, ticked in boxes if ticked} == {("visitor", escaped)}
+        assert sorted((name, value) for name, value, _ in boxes) == sorted(
+            (name, value) for name in ("download", "visitor") for value in (escaped, "ann", "b1")
+        )
+        assert "no: the text of the user id" in form
+        assert "1 deliveries that were found by <code>email:ann@x.org</code>" in form
+        # What was ticked is kept.
+        again = (await client.post(PAGE, data={"confirm": "", "visitor": ["b1"]})).text
+        boxes = re.findall(r'name="visitor"\s+value="(.*?)"[^>]*?(\schecked)?>', again)
+        assert {value for value, ticked in boxes if ticked} == {"b1"}
+        # The form sends both; each takes its own.
+        form_ = {"user": "ann", "visitor": [hostile], "download": ["b1"]}
+        answer = await client.get(
+            "user.ndjson?workspace=acme", params=form_ | {"workspace": "acme"}
+        )
+        found = [json.loads(line) for line in answer.text.splitlines()]
+        taken = {one["anonymousId"] for one in found if one["record"] == "visitors"}
+        assert taken == {"a1", "b1"}
+        data = {"confirm": "ann", "visitor": [hostile, "ann"], "download": ["b1"]}
+        await client.post(PAGE, data=data)
+        receipt = await until(client, "The user is erased")
+        assert "Visitors that are left" in receipt
+        assert "b1 (" in receipt
+        left = {one.message_id for one in store.stored.events.values()}
+        assert left & {"x1", "x2", "x3", "m7"} == {"m7"}
 
 
 async def test_nothing_is_erased_without_a_key_or_a_storage_that_can(tmp_path: Path) -> None:
