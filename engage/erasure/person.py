@@ -55,6 +55,7 @@ from engage.api import (
 from engage.config import Workspace
 from engage.erasure.addresses import addresses_in
 from engage.erasure.requests import noted_requests
+from engage.keys.effective import list_keys
 from engage.pipeline.normalise import engage_mark
 from engage.upkeep.audit import AUDIT, read_entry
 from engage.upkeep.export import MAX_PAGE, RecordKind, all_pages, as_line, render
@@ -173,7 +174,8 @@ class _Own(NamedTuple):
 
 async def own_events(store: EventStore, workspace: Workspace, user_id: str) -> _Own:
     """Return what the stored events of a user say of it."""
-    servers = {key.id for key in workspace.write_keys if key.kind == "server"}
+    keys = (await list_keys(store, [workspace])).keys
+    servers = {key.id for key in keys if (key.workspace_id, key.kind) == (workspace.id, "server")}
     links: dict[str, tuple[int, str, str]] = {}
     found_by, updated_at = Counter[str](), 0
     registers: dict[tuple[str, str], tuple[Any, Any]] = {}

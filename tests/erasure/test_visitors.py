@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,14 @@ from engage.api import EngageError, Recipient, StorageContext, TranslatedEvent
 from engage.deliveries.recipients import Recipients
 from engage.erasure.addresses import named_addresses
 from engage.erasure.erase import Receipt, erase_user, repeat
-from engage.erasure.person import OtherVisitor, export_person, visitors_of
+from engage.erasure.person import (
+    OtherVisitor,
+    export_person,
+    other_visitors,
+    person_of,
+    visitors_of,
+)
+from engage.keys.changes import create_key
 from engage.pipeline.normalise import Arrival, normalise
 from engage.testing import MemoryStore
 from engage.testing.factories import TIME, all_pages, event, identify, letter, visitor
@@ -88,6 +96,21 @@ async def test_only_a_server_key_or_an_operator_makes_a_link_sure(
         ]
     )
     assert await sure(store, tmp_path) == {"by-identify", "by-alias", "by-operator", "restored"}
+
+
+@on_each
+async def test_a_server_key_may_be_made_in_the_store(store: Any, tmp_path: Path) -> None:
+    workspaces = config(tmp_path).workspaces
+    for name, kind in (("mine", "server"), ("page", "public")):
+        options = {"kind": kind}
+        await create_key(store, workspaces, "acme", name, options=options, actor=ACTOR, now=TIME)
+    await store.write(
+        [
+            linked("1", "ann", "a1", writeKeyId="mine"),
+            linked("2", "ann", "a2", writeKeyId="page"),
+        ]
+    )
+    assert await sure(store, tmp_path) == {"a1"}
 
 
 @on_each
@@ -205,6 +228,23 @@ async def test_an_operator_names_visitors(store: Any, tmp_path: Path) -> None:
     assert receipt.other_visitors == []
     assert (receipt.counts["events"], receipt.counts["undoneLinks"]) == (4, 0)
     assert await ids_of(store) == ["3", "6"]
+
+
+async def test_events_are_counted_for_as_long_as_a_page_waits(tmp_path: Path) -> None:
+    store: Any = MemoryStore()
+    await store.write([event("1", user_id="ann", anonymous_id="v"), event("2", anonymous_id="w")])
+    scan, workspace = store.scan, config(tmp_path).workspaces[0]
+    person = await person_of(store, workspace, "ann")
+    assert await other_visitors(store, workspace, person) == []
+
+    async def slow(*arguments: Any, **options: Any) -> Any:
+        await asyncio.sleep(60)
+        return await scan(*arguments, **options)
+
+    store.scan = slow
+    (found,) = await other_visitors(store, workspace, person, seconds=0.05)
+    assert (found.anonymous_id, found.events, found.first) == ("v", None, None)
+    assert found.described() == "v (events: not counted; traits: -)"
 
 
 @on_each
