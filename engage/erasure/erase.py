@@ -371,7 +371,8 @@ async def _carry_out(
         counts["undoneLinks"] += await _keep_apart(store, person, name, at)
         counts["visitors"] += await store.erase_profile(workspace_id, Kind.VISITOR, name)
         report("visitors", counts["visitors"])
-    await erase_events(dataclasses.replace(person, visitors={}))
+    if person.users:
+        await erase_events(dataclasses.replace(person, visitors={}))
     for name in person.users:
         counts["users"] += await store.erase_profile(workspace_id, Kind.USER, name)
     overwritten = await store.settle()

@@ -198,7 +198,7 @@ async def test_other_visitors_are_named_and_stay(store: Any, tmp_path: Path) -> 
     assert [found[name].shared for name in found] == [False, False, False, True, True]
     assert [name for name in found if not found[name].linked] == ["ann"]
     assert (found["chose"].first, found["chose"].events) == (None, 0)
-    assert await ids_of(store) == ["5", "6", "8", "9", "b", "c", "d", "g"]
+    assert sorted(await ids_of(store)) == ["5", "6", "8", "9", "b", "c", "d", "g"]
     assert await store.state("acme", visitor("ann")) == {"news": True}
     assert await store.state("acme", visitor("chose")) == {"news": False}
     assert (await store.visitor("acme", "left")).traits == {"email": "x@y.z", "city": "Ulm"}
@@ -227,7 +227,7 @@ async def test_an_operator_names_visitors(store: Any, tmp_path: Path) -> None:
     receipt = await erased(store, tmp_path, visitors=names)
     assert receipt.other_visitors == []
     assert (receipt.counts["events"], receipt.counts["undoneLinks"]) == (4, 0)
-    assert await ids_of(store) == ["3", "6"]
+    assert sorted(await ids_of(store)) == ["3", "6"]
 
 
 async def test_events_are_counted_for_as_long_as_a_page_waits(tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ async def test_linked_visitors_are_those_of_nobody_else(store: Any, tmp_path: Pa
     receipt = await erased(store, tmp_path, linked=True)
     assert [one.anonymous_id for one in receipt.other_visitors] == ["ann", "parted", "shared"]
     # The decisions are of bob.
-    assert await ids_of(store) == ["4", "5", "7", "8", "9", "a"]
+    assert sorted(await ids_of(store)) == ["4", "5", "7", "8", "9", "a"]
 
 
 @on_each
@@ -286,7 +286,7 @@ async def test_a_file_of_erasures_takes_what_the_erasure_took(store: Any, tmp_pa
     await erased(store, tmp_path, visitors=["named"])
     known, _ = erasures.read(erasures.erasures_path(config(tmp_path)), KEY)
     await repeat(backup, config(tmp_path), known)
-    assert await ids_of(store) == await ids_of(backup) == ["6", "7"]
+    assert sorted(await ids_of(store)) == await ids_of(backup) == ["6", "7"]
 
 
 # -------------------------------------------------------------------------------------- the export

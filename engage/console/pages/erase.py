@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from engage.api import EngageError, ErasureStore, StorageUnavailable
 from engage.console.base import ConsoleHandler
@@ -29,10 +29,6 @@ from engage.upkeep.audit import Actor
 from engage.upkeep.erasures import key_of
 
 __all__ = ["EraseHandler", "PersonHandler"]
-
-
-#: The part of the time of a read in which a page counts the events of visitors.
-_COUNTING: Final = 0.5
 
 
 class _Others(NamedTuple):
@@ -123,7 +119,8 @@ class EraseHandler(_PersonHandler):
         )
 
     async def _others(self, user_id: str) -> _Others:
-        store, seconds = erasable(self.console.store), _COUNTING * self.console.reader.timeout
+        # The page is shown without these numbers if counting takes the time of a read.
+        store, seconds = erasable(self.console.store), self.console.reader.timeout / 2
         person = await person_of(store, self.workspace, user_id)
         return _Others(
             await other_addresses(store, self.workspace, person),
