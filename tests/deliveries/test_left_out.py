@@ -135,6 +135,7 @@ SENDGRID = {
     "sg_message_id": "14c5d75ce93.dfd.64b469.filter0001.16648.5515E0B88.0",
     "event": "spamreport",
 }
+OF_SHOPIFY = "gid://shopify/Customer/"
 CUSTOMER = {"id": 706405506930370084, "email": "bob@biller.com"}
 ORDER = {"id": 820982911946154508, "email": "jon@example.com", "customer": None}
 STRIPE = {"id": "evt_00000000000000", "type": "customer.created", "livemode": False}
@@ -159,6 +160,23 @@ TESTS: dict[str, WebhookRequest] = {
     "shopify, a part of an order": of_shopify(
         "fulfillments/create", {"id": 1, "order_id": ORDER["id"], "email": "a@b.c"}
     ),
+    "shopify, a contract": of_shopify(
+        "subscription_contracts/create",
+        {"id": 402440842, "customer_id": 1, "admin_graphql_api_customer_id": OF_SHOPIFY + "1"},
+    ),
+    "shopify, a customer with tags": of_shopify(
+        "customer.tags_added", {"customerId": OF_SHOPIFY + "1", "tags": ["tag1"]}
+    ),
+    "shopify, a customer in a segment": of_shopify(
+        "customer.joined_segment", {"customer_id": OF_SHOPIFY + "2"}
+    ),
+    "shopify, a way to pay": of_shopify(
+        "customer_payment_methods/create", {"token": "t", "customer_id": 82850125}
+    ),
+    "shopify, a contact": of_shopify(
+        "company_contact_roles/assign",
+        {"company_contact": {"customer_admin_graphql_api_id": OF_SHOPIFY + "12123842227812391"}},
+    ),
     "stripe": delivery("stripe", STRIPE),
     "stripe, a destination": delivery("stripe", PING),
 }
@@ -176,6 +194,7 @@ async def test_a_real_delivery_is_no_test(tmp_path: Path) -> None:
         of_shopify("customers/create", CUSTOMER, "false"),
         of_shopify("customers/create", {"id": 1, "email": "bob@biller.com"}),
         of_shopify("orders/create", {"id": 7, "email": "bob@biller.com"}),
+        of_shopify("customer.tags_added", {"customerId": OF_SHOPIFY + "12"}),
         # The id of a message that Postmark does not know.
         delivery("postmark", POSTMARK | {"Email": "ann@example.com", "Metadata": {}}),
         delivery("postmark", POSTMARK | {"MessageID": "1"}),
