@@ -108,7 +108,7 @@ async def test_visitors_are_ticked_to_be_erased_and_never_to_be_downloaded(tmp_p
         assert sorted((name, value) for name, value, _ in boxes) == sorted(
             (name, value) for name in ("download", "visitor") for value in (escaped, "ann", "b1")
         )
-        assert "no: the text of the user id" in form
+        assert "no, same text" in form
         assert "1 deliveries that were found by <code>email:ann@x.org</code>" in form
         # What was ticked is kept.
         again = (await client.post(PAGE, data={"confirm": "", "visitor": ["b1"]})).text
