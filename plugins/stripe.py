@@ -35,6 +35,7 @@ from engage.webhooks import (
     names_person,
     one_header,
     parse_object,
+    phone_recipient,
     registration,
     spread,
     text,
@@ -50,8 +51,12 @@ CUSTOMER_TRAIT = "stripeCustomerId"
 USER_KEYS = ("userId", "user_id")
 #: Events whose object is a customer's whole profile.
 PROFILE_EVENTS = ("customer.created", "customer.updated")
-#: Fields of an object that have its customer.
-PERSON = ("customer", "customer_account", "customer_email", "receipt_email", "email")
+#: Fields of an object that have its customer, or a guest.
+PERSON = (
+    *("customer", "customer_account", "customer_email", "receipt_email", "email"),
+    *("customer_details.email", "customer_details.phone"),
+    *("billing_details.email", "billing_details.phone"),
+)
 #: The id of a test event of the dashboard, and the type of one of an event destination.
 TEST_ID, PING = "evt_00000000000000", "v2.core.event_destination.ping"
 #: Types of the objects of thin events that belong to no customer.
@@ -140,9 +145,11 @@ class Stripe(SecretProvider):
             at(thing, "customer_details.email"),
             at(thing, "billing_details.email"),
             at(thing, "customer.email"),
+        ) or phone_recipient(
+            at(thing, "customer_details.phone"), at(thing, "billing_details.phone")
         )
         if user is None and customer is None and recipient is None:
-            if any(names_person({"customer": thing.get(field)}) for field in PERSON):
+            if any(names_person({"customer": at(thing, field)}) for field in PERSON):
                 raise PayloadInvalid("names a customer, but engage cannot read whom", kind=name)
             return Translation(ignored=1, types=[name])
         created = payload.get("created")

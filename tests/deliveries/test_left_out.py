@@ -245,6 +245,23 @@ async def test_what_is_not_known_and_names_nobody_is_not_understood(tmp_path: Pa
     assert set(await outcomes(tmp_path, *deliveries)) == {"not_understood"}
 
 
+def guest(**fields: Any) -> dict[str, Any]:
+    return {
+        "id": "evt_2",
+        "type": "t",
+        "data": {"object": {"id": "cs_1", "customer": None, **fields}},
+    }
+
+
+async def test_a_guest_of_stripe_is_found_by_the_phone_number(tmp_path: Path) -> None:
+    details = {"email": None, "phone": "+15550001", "name": None, "address": {"country": "DE"}}
+    nobody = guest(customer_details=details | {"phone": None}) | {"id": "evt_3"}
+    async with serving(tmp_path, workspace=CONFIG, server=public()) as server:
+        await deliver(server, delivery("stripe", guest(customer_details=details)))
+        assert (await deliver(server, delivery("stripe", nobody))).json["ignored"] == 1
+        assert [one.anonymous_id for one in await server.events()] == ["phone:+15550001"]
+
+
 async def test_what_names_a_person_and_cannot_be_read_is_a_dead_letter(tmp_path: Path) -> None:
     thin = {"id": "evt_1", "object": "v2.core.event", "type": "v1.customer.created"}
     deliveries = [
@@ -264,6 +281,8 @@ async def test_what_names_a_person_and_cannot_be_read_is_a_dead_letter(tmp_path:
         delivery(
             "stripe", {"id": "e", "type": "t", "data": {"object": {"customer": {"ref": "c"}}}}
         ),
+        delivery("stripe", guest(customer_details={"email": "ann at example.com", "phone": None})),
+        delivery("stripe", guest(billing_details={"email": None, "phone": "no number"})),
         of_shopify("customers/new", {"ids": [1]}, None),
         of_shopify("customer.new", {"person": 1}, None),
         of_shopify("customers_new_consent/update", {"consent": {}}, None),
