@@ -65,8 +65,7 @@ def build(
     """Compose the server without opening anything.
 
     :param metrics: counts what happens; nothing is counted by default.
-    :param direct: write to the storage although the config has a log, for a command or the console,
-        which need to know the outcome of an event.
+    :param direct: write to the storage also with a log: commands and the console need the outcome.
     :param buckets: see :func:`engage.keys.buckets.open_buckets`.
     :param had_store: with ``supervised``, see :class:`engage.api.StorageContext`.
     :raises ConfigError: if an option is wrong, or needs a feature that the storage lacks.
@@ -98,6 +97,7 @@ def build(
         metrics=metrics,
         clock=clock,
         catch_up=None if front is None else front.catch_up,
+        erasures_key=config.erasures.key,
     )
     services = Services(
         config=config,

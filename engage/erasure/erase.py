@@ -29,6 +29,7 @@ from engage.api import (
     Kind,
     StorageError,
     SubscriptionStore,
+    Suppression,
     SuppressionStore,
     render_time,
 )
@@ -51,6 +52,7 @@ from engage.erasure.person import (
 )
 from engage.erasure.requests import noted_requests, request_notes
 from engage.pipeline.operator import decide_link
+from engage.pipeline.subscriptions import OBJECTION
 from engage.upkeep.audit import Actor, record_audit
 from engage.upkeep.erasures import (
     Erasure,
@@ -64,9 +66,15 @@ from engage.upkeep.erasures import (
     read,
 )
 from engage.upkeep.export import PAGE, all_pages
-from engage.upkeep.tombstones import HASHED, PSEUDONYM, Tombstones, is_done, put_tombstones
+from engage.upkeep.tombstones import (
+    PSEUDONYM,
+    Tombstones,
+    hashed_address,
+    is_done,
+    put_tombstones,
+)
 
-__all__ = ["Receipt", "erase_user", "hashed_address", "in_words", "obstacle", "repeat"]
+__all__ = ["Receipt", "erase_user", "in_words", "obstacle", "repeat"]
 
 #: Told what is done at the moment, and how many things of it are done.
 Report = Callable[[str, int], None]
@@ -136,11 +144,6 @@ def obstacle(store: EventStore, config: Config) -> str | None:
     except EngageError as error:
         return f"people cannot be erased: {' '.join(str(error).split())}"
     return None
-
-
-def hashed_address(key: str, workspace_id: str, channel: str, address: str) -> str:
-    """Return the form in which the suppressed address of an erased person is kept."""
-    return HASHED + hash_of(key, workspace_id, f"{channel}:{address}")
 
 
 async def erase_user(
@@ -362,6 +365,7 @@ async def _carry_out(
     counts["suppressions"] = await _hash_addresses(store, key_of(config), workspace_id, addresses)
     for record in await noted_requests(store, workspace_id, person.users):
         counts["requests"] += await store.delete_record(record.kind, workspace_id, record.id)
+    await _keep_objections(store, config, person, addresses)
     for subject in subjects_of(person):
         pseudonym = f"{PSEUDONYM}{uuid.uuid4()}"
         choices, changes = await store.erase_choices(workspace_id, subject, pseudonym)
@@ -443,6 +447,35 @@ async def _hash_addresses(
     )
     erased: int = await store.erase_suppressions(workspace_id, sorted(addresses))
     return erased
+
+
+async def _keep_objections(
+    store: Erasable, config: Config, person: Person, addresses: set[tuple[str, str]]
+) -> None:
+    """Suppress the hashes of the addresses for the groups from which the person unsubscribed, so
+    that a later import writes to nobody who objected."""
+    if not isinstance(store, SubscriptionStore) or not isinstance(store, SuppressionStore):
+        return
+    workspace = next((one for one in config.workspaces if one.id == person.workspace_id), None)
+    channels = {one.id: one.channel for one in workspace.subscription_groups} if workspace else {}
+    states = [await store.state(person.workspace_id, one) for one in subjects_of(person)]
+    left = {group for state in states for group, subscribed in state.items() if not subscribed}
+    await store.suppress(
+        [
+            Suppression(
+                workspace_id=person.workspace_id,
+                channel=channel,
+                address=hashed_address(key_of(config), person.workspace_id, channel, address),
+                group_id=group,
+                reason=OBJECTION,
+                at=_now(),
+                how="erasure",
+            )
+            for group in sorted(left)
+            for channel, address in sorted(addresses)
+            if channels.get(group) == channel
+        ]
+    )
 
 
 async def _hide_in_audit(

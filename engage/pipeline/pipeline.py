@@ -69,6 +69,7 @@ class Pipeline:
     :param ingest: writes events; subscriptions are changed in its store.
     :param clock: returns milliseconds since 1970 UTC.
     :param catch_up: see :class:`engage.pipeline.subscriptions.Subscriptions`.
+    :param erasures_key: see the same.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Pipeline:
         metrics: Metrics,
         clock: Callable[[], int] | None = None,
         catch_up: Callable[[], Awaitable[None]] | None = None,
+        erasures_key: str | None = None,
     ) -> None:
         self._limits = limits
         self._event_limit = Limit(limits.event_bytes, "limits.event_bytes")
@@ -108,6 +110,7 @@ class Pipeline:
             timeout=ingest.timeout,
             resubscriptions=limits.resubscriptions_per_day,
             catch_up=catch_up,
+            erasures_key=erasures_key,
         )
 
     # ------------------------------------------------------------------------------- operations

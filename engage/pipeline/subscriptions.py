@@ -12,7 +12,15 @@ import dataclasses
 import functools
 import re
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -47,6 +55,7 @@ from engage.pipeline.ids import uuid7
 from engage.pipeline.normalise import parse_field
 from engage.upkeep.export import all_pages
 from engage.upkeep.time_limit import within
+from engage.upkeep.tombstones import hashed_address
 from engage.webhooks import form_fields
 
 if TYPE_CHECKING:
@@ -144,6 +153,7 @@ class Subscriptions:
         it is unsubscribed.
     :param catch_up: with a log, waits until everything is stored that is in it now: see
         :class:`engage.log.catch_up.CatchUp`.
+    :param erasures_key: of the hashes of erased people's addresses.
     """
 
     def __init__(
@@ -155,6 +165,7 @@ class Subscriptions:
         timeout: float,
         resubscriptions: int,
         catch_up: Callable[[], Awaitable[None]] | None = None,
+        erasures_key: str | None = None,
     ) -> None:
         known = {workspace.id: workspace for workspace in workspaces}
         #: Verifies the links.
@@ -163,6 +174,7 @@ class Subscriptions:
         self._clock = clock
         self._timeout = timeout
         self._resubscriptions = resubscriptions
+        self._erasures_key = erasures_key
 
     async def change(self, body: Mapping[str, Any], source: Source = API) -> Mapping[str, bool]:
         """Apply a change and return once it is durable.
@@ -249,20 +261,22 @@ class Subscriptions:
         found = _objections(workspace, *named, changes, now, how)
         if not found or not isinstance(store, SuppressionStore):
             return
-        there = {
-            (one.channel, one.group_id): one.at
-            for one in await store.suppressions(
-                workspace.id, {(one.channel, one.address) for one in found}
-            )
-            if one.reason == OBJECTION
-        }
-        await store.suppress(
-            [
-                dataclasses.replace(one, at=max(now, there.get((one.channel, one.group_id), 0) + 1))
-                for one in found
-                if not one.lifted or (one.channel, one.group_id) in there
-            ]
-        )
+        addresses = self._forms(workspace.id, {(one.channel, one.address) for one in found})
+        lifted = [
+            dataclasses.replace(one, at=max(now, one.at + 1), lifted=True, how=how)
+            for one in await store.suppressions(workspace.id, addresses)
+            if one.reason == OBJECTION and changes.get(one.group_id)
+        ]
+        await store.suppress([*(one for one in found if not one.lifted), *lifted])
+
+    def _forms(
+        self, workspace_id: str, addresses: Collection[tuple[str, str]]
+    ) -> set[tuple[str, str]]:
+        """Return addresses with the hashes under which those of erased people are kept."""
+        if (key := self._erasures_key) is None:
+            return {*addresses}
+        hashed = {(one, hashed_address(key, workspace_id, one, it)) for one, it in addresses}
+        return {*addresses} | hashed
 
     async def suppressions(self, person: Person) -> Sequence[Suppression]:
         """Return what is suppressed of a person's addresses.
@@ -290,7 +304,9 @@ class Subscriptions:
                 for channel, trait in ADDRESS_TRAITS.items()
                 if (address := suppressed_address(channel, str(named.get(trait, "")))) is not None
             ]
-            return await store.suppressions(workspace.id, addresses) if addresses else ()
+            if not addresses:
+                return ()
+            return await store.suppressions(workspace.id, self._forms(workspace.id, addresses))
 
     async def _check_rate(
         self,

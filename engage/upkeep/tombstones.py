@@ -17,7 +17,15 @@ from engage.api import EventStore, Kind, Record, RecordStore
 from engage.upkeep.erasures import Erasure, hash_of
 from engage.upkeep.export import all_pages
 
-__all__ = ["ERASURE", "HASHED", "PSEUDONYM", "Tombstones", "is_done", "put_tombstones"]
+__all__ = [
+    "ERASURE",
+    "HASHED",
+    "PSEUDONYM",
+    "Tombstones",
+    "hashed_address",
+    "is_done",
+    "put_tombstones",
+]
 
 #: The kind of the records.
 ERASURE: Final = "erasure"
@@ -95,6 +103,11 @@ class Tombstones:
         for (workspace, _), at in self._times.items():
             found[workspace] = max(at, found.get(workspace, at))
         return found
+
+
+def hashed_address(key: str, workspace_id: str, channel: str, address: str) -> str:
+    """Return the form in which the suppressed address of an erased person is kept."""
+    return HASHED + hash_of(key, workspace_id, f"{channel}:{address}")
 
 
 async def put_tombstones(

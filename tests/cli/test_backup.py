@@ -175,7 +175,7 @@ def test_a_person_who_was_erased_since_stays_erased(config: Path, tmp_path: Path
     config.with_name("engage.db").rename(tmp_path / "gone" / "engage.db")
     result = run("restore", "--config", config, backup)
     assert result.exit_code == 0, result.stderr
-    assert result.stdout.splitlines()[1] == f"2 erased ids in {beside}; erased: events 1"
+    assert result.stdout.splitlines()[1] == f"1 erased id in {beside}; erased: events 1"
     other = tmp_path / "other"
     other.mkdir()
     new = other / "engage.toml"

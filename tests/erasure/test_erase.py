@@ -17,7 +17,7 @@ import orjson
 import pytest
 
 from engage.api import ERASED, EngageError, Kind, Status, StorageUnavailable
-from engage.erasure.erase import Receipt, erase_user, hashed_address, repeat
+from engage.erasure.erase import Receipt, erase_user, repeat
 from engage.erasure.person import export_person
 from engage.erasure.requests import erasure_requests, note_requests
 from engage.testing import MemoryStore
@@ -27,7 +27,7 @@ from engage.testing.storage.suppressions import suppression
 from engage.upkeep import erasures
 from engage.upkeep.audit import record_audit
 from engage.upkeep.erasures import ErasuresFileError
-from engage.upkeep.tombstones import Tombstones, put_tombstones
+from engage.upkeep.tombstones import Tombstones, hashed_address, put_tombstones
 from support.loaders import caught_up, loading, put
 from support.memory_log import MemoryBroker
 from support.memory_store import MemoryEvents
@@ -248,8 +248,12 @@ async def test_the_suppressed_address_is_kept_as_a_hash(store: Any, tmp_path: Pa
     await fill(store)
     await erased(store, tmp_path)
     hashed = hashed_address(KEY, "acme", "email", "ann@x.org")
-    (found,) = await store.suppressions("acme", [("email", hashed), ("email", "ann@x.org")])
-    assert (found.reason, found.at) == ("bounce", TIME)
+    found = await store.suppressions("acme", [("email", hashed), ("email", "ann@x.org")])
+    bounce, objection = sorted(found, key=lambda one: one.reason)
+    assert (bounce.address, bounce.reason, bounce.at) == (hashed, "bounce", TIME)
+    # She had unsubscribed: whoever gets the address later has not, and nothing is to be sent.
+    assert (objection.address, objection.reason) == (hashed, "objection")
+    assert (objection.group_id, objection.how) == ("news", "erasure")
 
 
 @pytest.mark.virtual_time

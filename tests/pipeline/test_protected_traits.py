@@ -105,11 +105,10 @@ async def test_a_webhook_sets_them() -> None:
         "messageId": "m",
         "userId": "u",
         "traits": {"email": "a@b.co"},
-        "context": mark("x"),
     }
     await core.pipeline.deliver("acme", "stripe", [document])
     (event,) = core.documents
-    assert (event["traits"], event["context"]) == ({"email": "a@b.co"}, {})
+    assert event["traits"] == {"email": "a@b.co"}
 
 
 async def test_a_retry_is_a_duplicate_although_the_rule_has_changed() -> None:

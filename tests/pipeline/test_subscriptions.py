@@ -19,6 +19,7 @@ from engage.errors import ApiError
 from engage.keys.links import STEP, subscription_hash
 from engage.pipeline.subscriptions import Source, Subscriptions
 from engage.testing.storage.suppressions import suppression
+from engage.upkeep.tombstones import hashed_address
 from support.each import each
 from support.memory_store import MemoryEvents, MemoryStore, MemorySubscriptions
 from support.pipeline import ACME, NOW, SECRET, error_of, make_core, turns
@@ -644,3 +645,21 @@ async def test_a_visitor_objects_for_its_address() -> None:
     store = Held()
     await put(store, body({"news": False}, user="anon"))
     assert objections(store) == {"news": False}
+
+
+async def test_the_address_of_an_erased_person_is_found_by_its_hash() -> None:
+    """A link by the address shows what is suppressed, and lifts the objection."""
+    store = store_with_users()
+    hashed = hashed_address("k" * 32, "acme", "email", "ada@example.com")
+    for reason in ("complaint", "objection"):
+        one = suppression(hashed, reason=reason, group_id="news")
+        await store.suppress([dataclasses.replace(one, at=NOW - 9)])
+    for key, found in (("k" * 32, ["complaint", "objection"]), (None, [])):
+        core = make_core(store, erasures_key=key)
+        person = await core.pipeline.person(body({}))
+        shown = await core.pipeline.suppressions(person)
+        assert sorted(one.reason for one in shown) == found
+    core = make_core(store, erasures_key="k" * 32)
+    await core.pipeline.subscriptions(orjson.dumps(body({"news": True})))
+    shown = await core.pipeline.suppressions(person)
+    assert [one.reason for one in shown] == ["complaint"]

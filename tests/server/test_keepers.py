@@ -55,4 +55,5 @@ async def test_a_process_that_was_killed_because_it_hung_did_not_die(
     keeper._child = None
     keeper.stop()
     await running
-    assert restarts == [Quick.kind] * (runs - 1)
+    # It may be stopped between the count of a restart and the restart.
+    assert restarts in ([Quick.kind] * (runs - 1), [Quick.kind] * runs)

@@ -147,6 +147,7 @@ def make_core(
     write_timeout: float = 30.0,
     workspace: Workspace = ACME,
     clock: Callable[[], int] = lambda: NOW,
+    erasures_key: str | None = None,
     **changed: Any,
 ) -> Core:
     """Compose a pipeline on a store in memory.
@@ -169,6 +170,7 @@ def make_core(
         conflicts=Conflicts(ingest),
         metrics=metrics,
         clock=clock,
+        erasures_key=erasures_key,
     )
     return Core(pipeline, ingest, store, metrics, Principal(workspace, workspace.write_keys[0]))
 
