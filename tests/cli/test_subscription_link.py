@@ -11,11 +11,16 @@ import pytest
 
 from engage.api import Kind, Subject
 from engage.keys.links import subscription_hash
+from engage.testing.factories import event, identify
 from support.commands import run
+from support.exports import on_store
 
 CONFIG = """
 [server]
 {server}
+
+[storage]
+backend = "sqlite"
 
 [[workspaces]]
 id = "acme"
@@ -67,6 +72,39 @@ def test_a_link_is_signed_with_the_first_secret(config: Path) -> None:
         identifier_key="id",
     )
     assert members(url) == {"w": "acme", "i": "ü 1&", "ik": "id", "h": signed}
+
+
+def test_a_link_names_a_visitor(config: Path) -> None:
+    signed = subscription_hash(
+        "new",
+        subject=Subject(Kind.VISITOR, "v 1"),
+        workspace_id="acme",
+        identifier="v 1",
+        identifier_key="anonymousId",
+    )
+    assert members(link(config, "--anonymous-id", "v 1")) == {
+        "w": "acme",
+        "i": "v 1",
+        "ik": "anonymousId",
+        "h": signed,
+    }
+    for ids in ((), ("--user", "u", "--anonymous-id", "v")):
+        result = run("subscription-link", "--config", config, "--workspace", "acme", *ids)
+        assert result.exit_code == 2
+        assert "give either --user or --anonymous-id" in result.stderr
+
+
+def test_an_id_that_only_a_visitor_has_is_no_user(config: Path) -> None:
+    visits = [
+        event(name, type="identify", anonymous_id=name, traits={"a": 1}) for name in ("v 1", "both")
+    ]
+    on_store(config, lambda store: store.write([*visits, identify("m", "both")]))
+    chosen = ("--config", config, "--workspace", "acme")
+    result = run("subscription-link", *chosen, "--user", "v 1")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "use --anonymous-id 'v 1'" in result.stderr
+    for name in ("both", "unknown"):
+        assert members(link(config, "--user", name))["ik"] == "id"
 
 
 def test_a_link_of_a_message_names_its_group_and_language_and_expires(config: Path) -> None:
