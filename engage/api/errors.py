@@ -12,6 +12,7 @@ __all__ = [
     "StorageError",
     "StorageIncompatible",
     "StorageMissing",
+    "StorageOutdated",
     "StorageUnavailable",
     "WebhookError",
 ]
@@ -46,6 +47,11 @@ class StorageMissing(StorageError):
 
 class StorageIncompatible(StorageError):
     """The store needs a newer version of engage (``min_reader``), or it is not a store."""
+
+
+class StorageOutdated(StorageIncompatible):
+    """An earlier version of engage made the store, and the caller did not allow bringing it up to
+    date: a server does."""
 
 
 class WebhookError(EngageError):

@@ -25,6 +25,7 @@ from engage.api import (
     EngageError,
     EventStore,
     StorageMissing,
+    StorageOutdated,
     StorageUnavailable,
 )
 from engage.cli.common import (
@@ -107,8 +108,8 @@ def check(ctx: click.Context, config_path: Path) -> None:
         _show_lag(config, lag)
     try:
         _show_storage(config, *asyncio.run(_storage(registry, config)))
-    except StorageMissing as error:
-        # Not a failure: a config can be checked before the first start.
+    except (StorageMissing, StorageOutdated) as error:
+        # Not a failure: a config can be checked before the first start, also of a new version.
         _print("storage", f"{config.storage.backend}: {error}")
     if lag is not None and (lag.error is not None or lag.gaps):
         raise EngageError(lag.alarms[0])

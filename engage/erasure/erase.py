@@ -196,10 +196,12 @@ async def erase_user(
     if new := later.visitors.keys() - found.visitors.keys():
         await note(new)
     report("searching visitors", 0)
-    left = await other_visitors(known, workspace, later)
-    person = Person(
-        workspace_id=workspace_id, users={user_id: at}, visitors=dict.fromkeys(later.visitors, at)
-    )
+    left = await other_visitors(known, workspace, later, copies=True)
+    copies = [one.anonymous_id for one in left if one.is_copy]
+    if copies:
+        await note(copies)
+    visitors = dict.fromkeys((*later.visitors, *copies), at)
+    person = Person(workspace_id=workspace_id, users={user_id: at}, visitors=visitors)
     counts, overwritten = await _carry_out(known, config, person, report)
     await put_tombstones(known, noted, done=True)
     receipt = Receipt(
@@ -212,12 +214,12 @@ async def erase_user(
         overwritten=overwritten,
         addresses=[name.partition(":")[2] for name in sorted(addresses)],
         other_addresses=list(others),
-        other_visitors=left,
+        other_visitors=[one for one in left if not one.is_copy],
     )
     details = receipt.document()
     details |= details.pop("erased")
     details["addresses"] = [hash_of(key, workspace_id, name) for name in sorted(addresses)]
-    details |= {"otherAddresses": len(others), "otherVisitors": len(left)}
+    details |= {"otherAddresses": len(others), "otherVisitors": len(receipt.other_visitors)}
     await record_audit(known, actor, "user-erased", details, now=_now())
     return receipt
 

@@ -133,6 +133,12 @@ class OtherVisitor:
     #: Whether another user is linked to it, or was until an operator undid that.
     shared: bool
 
+    @property
+    def is_copy(self) -> bool:
+        """Whether all that is known is a choice: that of a link of the user, which unsubscribes the
+        visitor with the same id too."""
+        return not self.linked and self.first is None and self.events == 0
+
     def described(self) -> str:
         """Return it in one line, with texts that clients sent."""
         seen = [render_time(at) for at in (self.first, self.last) if at is not None]
@@ -249,10 +255,17 @@ async def visitors_of(store: Erasable, workspace: Workspace, user_id: str) -> se
 
 
 async def other_visitors(
-    store: Erasable, workspace: Workspace, person: Person, *, seconds: float | None = None
+    store: Erasable,
+    workspace: Workspace,
+    person: Person,
+    *,
+    seconds: float | None = None,
+    copies: bool = False,
 ) -> list[OtherVisitor]:
     """Return the visitors that are linked to the user of a person, or have the text of its id, and
     do not belong to the person.
+
+    :param copies: whether to return one that :attr:`OtherVisitor.is_copy`, too.
 
     :param seconds: how long it may count events, which looks at all of them; ``None``: until it is
         done.
@@ -297,7 +310,7 @@ async def other_visitors(
                     shared=bool(users[name] - {user_id}),
                 )
             )
-    return found
+    return [one for one in found if copies or not one.is_copy]
 
 
 def subjects_of(person: Person) -> list[Subject]:

@@ -23,6 +23,7 @@ from engage.api import (
     StorageError,
     StorageIncompatible,
     StorageMissing,
+    StorageOutdated,
     StorageUnavailable,
 )
 
@@ -186,7 +187,7 @@ class Schema:
             if found["version"] < VERSION and not create:
                 lost = await self._upgrade.lost()
                 text = "; subscriptions of visitors that then no longer count for their users"
-                raise StorageIncompatible(
+                raise StorageOutdated(
                     f"{self._connection.name}: made by an earlier version of engage (store version "
                     f"{found['version']}; this is version {VERSION}): start `engage serve` once, "
                     f"which brings the store up to date{f'{text}: {lost}' if lost else ''}"

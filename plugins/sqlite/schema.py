@@ -19,6 +19,7 @@ from engage.api import (
     Kind,
     StorageIncompatible,
     StorageMissing,
+    StorageOutdated,
     StorageUnavailable,
 )
 
@@ -392,13 +393,13 @@ def migrate(db: sqlite3.Connection) -> None:
 def require_current(db: sqlite3.Connection, path: str) -> None:
     """Check that an earlier version did not make the tables.
 
-    :raises StorageIncompatible: if it did, and no server has brought the store up to date yet.
+    :raises StorageOutdated: if it did, and no server has brought the store up to date yet.
     """
     version = version_of(db)
     if version < VERSION:
         (stopping,) = db.execute(_STOPPING).fetchone() if version == 1 else (0,)
         note = f"; subscriptions of visitors that then no longer count for their users: {stopping}"
-        raise StorageIncompatible(
+        raise StorageOutdated(
             f"{path}: made by an earlier version of engage (store version {version}; this is "
             f"version {VERSION}): start `engage serve` once, which brings the store up to date"
             f"{note if stopping else ''}"

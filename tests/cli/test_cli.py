@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -10,6 +11,7 @@ import pty
 import re
 import shlex
 import socket
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -36,7 +38,7 @@ from support.commands import run
 from support.distributions import distribution
 from support.each import each
 from support.exports import on_store, registry
-from support.sqlite import config_file
+from support.sqlite import ONE_NAMESPACE, config_file
 
 COMMANDS = [
     *("check", "console", "console-link", "console-logout", "console-password"),
@@ -427,6 +429,15 @@ def test_check_works_before_the_first_start(tmp_path: Path) -> None:
     result = run("check", "--config", path)
     assert result.exit_code == 1
     assert "contains acknowledged events" in result.stderr
+
+
+def test_check_works_before_the_first_start_of_a_new_version(stored: Path) -> None:
+    with contextlib.closing(sqlite3.connect(stored.with_name("engage.db"))) as db:
+        db.executescript(f"BEGIN; {ONE_NAMESPACE} COMMIT;")
+    result = run("check", "--config", stored)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "start `engage serve` once, which brings the store up to date" in result.stdout
+    assert run("export", "users", "--config", stored).exit_code == 1
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from engage.erasure.person import (
 from engage.keys.changes import create_key
 from engage.pipeline.normalise import Arrival, normalise
 from engage.testing import MemoryStore
-from engage.testing.factories import TIME, all_pages, event, identify, letter, visitor
+from engage.testing.factories import TIME, all_pages, event, identify, letter, user, visitor
 from engage.testing.factories import ids as ids_of
 from engage.testing.storage.erasures import change
 from engage.upkeep import erasures
@@ -155,6 +155,26 @@ async def test_what_was_before_the_first_identify_is_erased(store: Any, tmp_path
     assert await traces(store) == []
     (record,) = await all_pages(store.history, "acme", None)
     assert record.change_id != "c1"
+
+
+@on_each
+async def test_what_a_link_of_the_user_unsubscribed_is_the_users(
+    store: Any, tmp_path: Path
+) -> None:
+    """Such a link unsubscribes the visitor with the same id, too. Nobody else made its choice if
+    nothing else is known of this visitor."""
+    await store.write([identify("1", "ann", 1), identify("2", "bob", 1)])
+    for number, subject in enumerate((user("ann"), visitor("ann"), user("bob"), visitor("bob"))):
+        await store.apply(change(f"c{number}", "", subject=subject))
+    await store.write([event("3", anonymous_id="bob", at=3)])
+    receipt = await erased(store, tmp_path)
+    assert receipt.other_visitors == []
+    assert receipt.counts["choices"] == 2
+    assert await traces(store) == []
+    # Somebody sent events as the visitor bob.
+    receipt = await erased(store, tmp_path, "bob")
+    assert [one.anonymous_id for one in receipt.other_visitors] == ["bob"]
+    assert await store.state("acme", visitor("bob")) == {"news": False}
 
 
 # -------------------------------------------------------------------------------------- the others
