@@ -156,7 +156,8 @@ def remove(
         cells = ["removed", one.channel, one.address, one.group_id or "-", one.reason]
         click.echo((" " if sys.stdout.isatty() else "\t").join(map(safe, cells)))
     if not removed:
-        raise EngageError("none of these addresses is suppressed")
+        of_reason = "" if reason is None else f" with the reason {reason}"
+        raise EngageError(f"none of these addresses is suppressed{of_reason}")
 
 
 @suppressions.command(

@@ -56,6 +56,9 @@ def link_of(request: Request) -> dict[str, Any]:
             if value != b"1":
                 raise invalid_link()
             link["v"] = True
+        if "u" in arguments:
+            (value,) = arguments["u"]
+            link["anonymousId" if "v" in link else "userId"] = value.decode()
     except (KeyError, ValueError):
         raise invalid_link() from None
     return link

@@ -637,6 +637,25 @@ def test_a_link_reaches_no_choice_of_another_id(server: Server) -> None:
     assert not [one for one in rows if victim in (one["userId"], one["anonymousId"])]
 
 
+def test_a_link_by_an_address_with_the_id_outlives_the_address(server: Server) -> None:
+    """Without the id, the user is looked up by the address."""
+    user = f"moved-{time.time_ns()}"
+    old, new = f"old-{user}@example.com", f"new-{user}@example.com"
+    link = members(user, identifier=old, key="email")
+    server.post("/v1/identify", {"userId": user, "traits": {"email": old}})
+    for named in (link, {**link, "u": user}):
+        assert choices(server, named) == AT_FIRST
+    server.post("/v1/identify", {"userId": user, "traits": {"email": new}})
+    assert server.get(page_of(link)).status_code == 401
+    assert server.get(page_of({**link, "u": "other"})).status_code == 401
+    named = {**link, "u": user}
+    assert server.client.post(page_of(named, s="news"), data=ONE_CLICK).status_code == 200
+    assert choices(server, members(user)) == {**AT_FIRST, "news": False}
+    of_visitor = members(user, identifier=old, key="email", visitor=True)
+    assert choices(server, {**of_visitor, "u": user}) == {**AT_FIRST, "news": False}
+    assert server.get(page_of({**of_visitor, "u": "other"})).status_code == 401
+
+
 def test_a_link_from_before_that_fits_only_a_visitor_unsubscribes(server: Server) -> None:
     """The page shows nothing, and offers to unsubscribe, as of a link that has expired."""
     anonymous = f"before-{time.time_ns()}"
