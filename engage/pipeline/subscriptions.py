@@ -243,7 +243,7 @@ class Subscriptions:
                     ]
                 )
                 # Not of a change that was made before, and undone since.
-                held = {group: on for group, on in changes.items() if choices[group] is on}
+                held = {group: on for group, on in changes.items() if choices.get(group) is on}
                 await self._object(person, held, now, source.how)
             else:
                 choices = await store.state(workspace.id, subject)

@@ -663,3 +663,12 @@ async def test_the_address_of_an_erased_person_is_found_by_its_hash() -> None:
     await core.pipeline.subscriptions(orjson.dumps(body({"news": True})))
     shown = await core.pipeline.suppressions(person)
     assert [one.reason for one in shown] == ["complaint"]
+
+
+async def test_a_repeat_after_an_erasure_changes_nothing() -> None:
+    """The storage still knows the change, and has no choice."""
+    store = store_with_users()
+    await put(store, body({"news": False}, messageId="m"))
+    await store.erase_choices("acme", Subject(Kind.USER, "u-1"), "erased-1")
+    assert (await put(store, body({"news": False}, messageId="m")))["news"] is True
+    assert await store.state("acme", Subject(Kind.USER, "u-1")) == {}
