@@ -156,6 +156,10 @@ class Sender:
                 (self.acknowledged if acknowledged else self.unanswered).append(request)
                 if not acknowledged and not answer.startswith("503"):
                     self.wrong.append(answer)
+            if not acknowledged:
+                # As a client does. Otherwise a fast refusal makes thousands of requests, which
+                # a slow store must take afterwards.
+                time.sleep(0.2)
         connection.close()
 
 
