@@ -96,6 +96,7 @@ class Shopify(SecretProvider):
         "   checkouts/*."
     )
 
+    trusted = True
     erasure_requests = ("Customer Redaction Requested",)
     secret_option = "client_secret"
     signing = Signing(signature="x-shopify-hmac-sha256", encoding="base64", body=True)

@@ -80,6 +80,7 @@ class Stripe(SecretProvider):
     )
 
     identifiers = (CUSTOMER_TRAIT,)
+    trusted = True
 
     signing = Signing(
         signature="stripe-signature",

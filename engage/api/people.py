@@ -15,10 +15,20 @@ from typing import Any, Final
 
 import orjson
 
+from engage.api.events import TRUSTED, identifier_value
 from engage.api.profiles import UserProfile, VisitorProfile
 from engage.api.storage import ProfileLimits
 
-__all__ = ["REMOVED", "Registers", "Version", "Versioned", "merge", "visitor_of", "winner"]
+__all__ = [
+    "REMOVED",
+    "Registers",
+    "Version",
+    "Versioned",
+    "certain_of",
+    "merge",
+    "visitor_of",
+    "winner",
+]
 
 #: Orders the values of a register: timestamp, message id, origin. The greatest wins.
 Version = tuple[int, str, str]
@@ -73,6 +83,12 @@ def merge(
     """
     visitors = visitors[: limits.user_visitors]
     everyone = (user, *visitors)
+    own = {
+        name: user.decode(_value(user.traits[name]))
+        for trait in identifiers
+        for name in (trait, f"{TRUSTED}:{trait}")
+        if name in user.traits
+    }
     values, times = _decoded(_greatest([one.traits for one in everyone]), user.decode)
     members = _greatest([one.groups for one in everyone])
     groups = sorted([name for name, register in members.items() if _value(register)])
@@ -99,7 +115,25 @@ def merge(
         left_out=left_out,
         traits=values,
         trait_times=times,
+        certain=certain_of(own, identifiers),
     )
+
+
+def certain_of(own: Mapping[str, Any], identifiers: Iterable[str]) -> dict[str, str]:
+    """Return the identifiers that surely are a user's: those of which a server key or a trusted
+    provider gave the present value last.
+
+    :param own: the values of the user's own traits, without those of visitors, but with those that
+        engage sets (:data:`~engage.api.events.TRUSTED`).
+    :param identifiers: the traits by which the users of the workspace are looked up.
+    :return: trait → value in the form of :func:`~engage.api.events.identifier_value`.
+    """
+    return {
+        trait: form
+        for trait in identifiers
+        if isinstance(form := own.get(f"{TRUSTED}:{trait}"), str)
+        and form == identifier_value(trait, own.get(trait))
+    }
 
 
 def visitor_of(workspace_id: str, visitor: Registers, user_id: str | None) -> VisitorProfile:
@@ -151,7 +185,7 @@ def _decoded(
     values, times = {}, {}
     for name, register in traits.items():
         value = decode(_value(register))
-        if value is not REMOVED:
+        if value is not REMOVED and not name.startswith(TRUSTED):
             values[name] = value
             times[name] = register[0]
     return values, times

@@ -50,6 +50,8 @@ class UserProfile:
     trait_times: Mapping[str, int] = dataclasses.field(default_factory=dict, compare=False)
     #: How many traits and groups of visitors are left out because of a limit.
     left_out: int = 0
+    #: The identifiers that surely are the user's: see :func:`engage.api.certain_of`.
+    certain: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +100,17 @@ class ProfileStore(abc.ABC):
     @abc.abstractmethod
     async def profile(self, workspace_id: str, user_id: str) -> UserProfile | None:
         """Return the user, or ``None`` if no event made the user exist."""
+
+    async def certain(self, workspace_id: str, user_id: str) -> Mapping[str, str | None]:
+        """Return which identifiers of a user are certain.
+
+        A signed link calls this, so a storage should read only the user's own identifiers.
+
+        :return: each identifier that a user has → its value if it is in
+            :attr:`UserProfile.certain`, else ``None``. Other traits may be among them.
+        """
+        user = await self.profile(workspace_id, user_id)
+        return {} if user is None else {**dict.fromkeys(user.traits), **user.certain}
 
     @abc.abstractmethod
     async def find_users(

@@ -256,6 +256,10 @@ class Provider(abc.ABC):
     #: Names of its events with which a service passes on that a person wants to be erased, for
     #: `engage erase requests`. The core reads these from the registered factory as well.
     erasure_requests: Sequence[str] = ()
+    #: Whether the service states what it knows of its own customers, and passes on nothing that
+    #: browsers say. Its events set protected traits, and the addresses in them are certain.
+    #: ``trusted`` in the table of the config goes before this.
+    trusted: bool = False
     #: The largest body of the service's deliveries in bytes, compressed and decompressed; ``None``:
     #: ``limits.webhook_body_bytes``, which a larger value does not exceed. A body costs time and
     #: memory before it is verified, so set it if the service's deliveries are small.

@@ -19,7 +19,7 @@ import orjson
 
 from engage import __version__
 from engage.api.dead_letters import DeadLetterBudget
-from engage.api.events import Event, Kind, Subject, begins_with
+from engage.api.events import TRUSTED, Event, Kind, Subject, begins_with
 from engage.api.pages import Page
 
 __all__ = [
@@ -421,12 +421,14 @@ class ProfileLimits:
         return self.traits, self.trait_bytes, self.memberships
 
     def size(self, trait: str, value: Any, identifiers: Collection[str]) -> int:
-        """Return what a trait takes of the bytes; 0 for a declared identifier that has room anyway.
+        """Return what a trait takes of the bytes; 0 for a declared identifier that has room anyway,
+        and for a trait that engage sets.
 
         :param identifiers: the traits by which the users of the workspace are looked up.
         """
         size = len(orjson.dumps(trait)) + len(orjson.dumps(value))
-        return 0 if trait in identifiers and size <= self.identifier_bytes else size
+        has_room = trait in identifiers or trait.startswith(TRUSTED)
+        return 0 if has_room and size <= self.identifier_bytes else size
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -174,12 +174,12 @@ async def _preview(
     """
     person = await person_of(store, workspace, user_id, **whom)
     others = await other_addresses(erasable(store), workspace, person)
-    left, addresses = await other_visitors(erasable(store), workspace, person), whom["addresses"]
-    ids = sorted(person.visitors.keys() - set(addresses))
+    left, addresses = await other_visitors(erasable(store), workspace, person), person.addresses
+    ids = [name for name in person.visitors if name not in addresses]
     return [
         f"user: {user_id}",
         f"anonymous ids: {', '.join(ids) or '-'}",
-        *_addresses([name.partition(":")[2] for name in sorted(addresses)], others),
+        *_addresses([name.partition(":")[2] for name in addresses], others),
         *_visitors(left),
     ]
 

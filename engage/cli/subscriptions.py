@@ -9,6 +9,7 @@ import itertools
 import os
 import re
 import shlex
+import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -60,6 +61,10 @@ _SURROGATES: Final = re.compile("[\ud800-\udfff]")
 _GUARDED: Final = re.compile(r"'[=@\t\r'+-]")
 
 
+#: What is counted before an import of all who have an address, and its name.
+_ASKED: Final = (("rows", "row"), ("imported", "choice"))
+
+
 @click.group(epilog="\b\nExample:\n  engage subscriptions import --dry-run choices.csv")
 def subscriptions() -> None:
     """Import or export what people chose."""
@@ -85,6 +90,14 @@ def export_(ctx: click.Context, /, **options: Any) -> None:
 )
 @config_option
 @workspace_option("The workspace of the choices, if there are several.")
+@click.option(
+    "--all",
+    "everyone",
+    is_flag=True,
+    help="Import a row with an address for all users and visitors who have it, not only for the one"
+    " user whose address it surely is.",
+)
+@click.option("--yes", is_flag=True, help="Do not ask; with --all, needed without a terminal.")
 @click.option("--dry-run", is_flag=True, help="Only check the rows.")
 @click.argument("file", metavar="FILE|-", type=click.File("rb"))
 @click.pass_context
@@ -94,21 +107,39 @@ def import_(
     workspace_id: str | None,
     file: IO[bytes],
     *,
+    everyone: bool,
+    yes: bool,
     dry_run: bool,
 ) -> None:
     """Import subscription choices from CSV or NDJSON.
 
     The columns of CSV, or the members of each JSON object, are groupId, subscribed (true or false),
     and userId or anonymousId, or identifierKey with identifier; updatedAt and how are optional. A
-    row with an updatedAt never undoes a later choice. The same row again has no effect.
+    row with an updatedAt never undoes a later choice. The same row again has no effect. A row with
+    an identifier is the choice of the user whose address it surely is: one that a server key or a
+    trusted provider set.
 
     A wrong row is named with its line on standard error, and all others are imported. The exit
     status is 1 then.
     """
     config, workspace = load_chosen(config_path, workspace_id)
-    counts = with_store(
-        ctx, config, lambda store: _Import(store, config, workspace, dry_run=dry_run).run(file)
-    )
+
+    def run(*, only_check: bool) -> Counter[str]:
+        return with_store(
+            ctx,
+            config,
+            lambda store: _Import(
+                store, config, workspace, everyone=everyone, dry_run=only_check
+            ).run(file),
+        )
+
+    if everyone and not yes and not dry_run:
+        if not sys.stdin.isatty() or not file.seekable():
+            raise click.UsageError("--all needs --yes when there is no terminal")
+        checked = run(only_check=True)
+        rows, choices = (plural(checked[what], one) for what, one in _ASKED)
+        click.confirm(f"Import {rows} as {choices}?", abort=True, err=True)
+    counts = run(only_check=dry_run)
     verb = "would be imported" if dry_run else "imported"
     same = f", {n} as before" if (n := counts["same"]) else ""
     later = f", {plural(n, 'later choice')} kept" if (n := counts["later"]) else ""
@@ -121,11 +152,18 @@ def import_(
 class _Import:
     """Imports rows, a page at a time.
 
+    :param everyone: see :meth:`engage.pipeline.subscriptions.Subscriptions.changes_of`.
     :param dry_run: only check them.
     """
 
     def __init__(
-        self, store: EventStore, config: Config, workspace_id: str, *, dry_run: bool
+        self,
+        store: EventStore,
+        config: Config,
+        workspace_id: str,
+        *,
+        everyone: bool,
+        dry_run: bool,
     ) -> None:
         # Imported here, because most commands do not need them.
         from engage.pipeline.validate import Schemas
@@ -142,6 +180,7 @@ class _Import:
             resubscriptions=config.limits.resubscriptions_per_day,
         )
         (self._workspace,) = (one for one in config.workspaces if one.id == workspace_id)
+        self._everyone = everyone
         self._dry_run = dry_run
         self._waiting: list[SubscriptionChange] = []
         #: The ids of the changes of a row → what the row says about an address.
@@ -177,7 +216,8 @@ class _Import:
         if isinstance(row, str):
             raise ApiError("invalid_payload", row)
         choice = self._schemas.read("choice", row)
-        changes = [one async for one in self._subscriptions.changes_of(self._workspace, choice)]
+        read, everyone = self._subscriptions.changes_of, self._everyone
+        changes = [one async for one in read(self._workspace, choice, everyone=everyone)]
         self._waiting += changes
         if objections := self._subscriptions.objections_of(self._workspace, choice):
             self._objections[tuple(one.id for one in changes) or (str(row),)] = objections

@@ -26,6 +26,7 @@ from engage.deliveries.fetcher import Fetcher
 from engage.deliveries.opt_outs import Effects, Owned, effects, owned_addresses
 from engage.deliveries.recipients import Recipients, is_looked_up, without_lookup
 from engage.errors import ApiError, Problem, located
+from engage.keys.rules import Rules
 from engage.pipeline.decode import check_encoding
 from engage.pipeline.normalise import Arrival, normalise
 from engage.pipeline.validate import Schemas
@@ -158,16 +159,17 @@ async def rehearse(
     except SignatureMismatch as error:
         raise EngageError(f"the webhook signature could not be verified: {error}") from error
     translation, problems = provider_calls.translate(provider, request, limits.json_depth)
+    workspace = next(one for one in config.workspaces if one.id == destination.workspace_id)
     arrival = Arrival.of_delivery(
         destination.workspace_id,
         destination.name,
         received_at=int(delivery.arrived_at * 1000),
         limits=limits,
+        rules=Rules.of_provider(workspace, destination.name, provider),
     )
     schemas = Schemas.load()
     documents = []
     changed = Effects()
-    workspace = next(one for one in config.workspaces if one.id == destination.workspace_id)
     events = translation.events
     owned: Owned = {}
     if recipients is None:

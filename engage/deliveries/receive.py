@@ -45,6 +45,7 @@ from engage.deliveries.opt_outs import OptOuts
 from engage.deliveries.recipients import Recipients
 from engage.erasure.requests import note_requests
 from engage.errors import ApiError, Limit, Problem, located, overloaded
+from engage.keys.rules import Rules
 from engage.pipeline.admission import LARGE_BODY
 from engage.pipeline.clock import Clock
 from engage.upkeep.time_limit import within
@@ -85,6 +86,13 @@ class Deliveries:
         clock: Clock | None = None,
     ) -> None:
         self._providers = {name: providers.get(name, {}) for name in known}
+        workspaces = [*workspaces]
+        self._rules = {
+            (name, one.id): Rules.of_provider(one, name, enabled[one.id])
+            for name, enabled in self._providers.items()
+            for one in workspaces
+            if one.id in enabled
+        }
         self._body_limits = {
             name: body_limit(name, enabled.values(), limits)
             for name, enabled in self._providers.items()
@@ -264,6 +272,7 @@ class Deliveries:
                 name,
                 documents,
                 restated={index for index, event in enumerate(events) if event.restated},
+                rules=self._rules[name, workspace_id],
             )
             accepted, duplicates = delivered.accepted, delivered.duplicates
             for refused in delivered.rejected:

@@ -102,7 +102,7 @@ class Receipt:
     seconds: float
     #: Whether nothing can be left in the files of the store; see :meth:`ErasureStore.settle`.
     overwritten: bool
-    #: The addresses that the operator named, and those of the person that stay.
+    #: The addresses that were taken, and those of the person that stay.
     addresses: Sequence[str] = ()
     other_addresses: Sequence[str] = ()
     #: The visitors that may be the person's, and stay.
@@ -186,13 +186,14 @@ async def erase_user(
 
     exists = await known.profile(workspace_id, user_id) is not None
     workspace = _workspace(config, workspace_id)
-    find = functools.partial(person_of, known, workspace, user_id, addresses, linked=linked)
-    found = await find(visitors)
+    find = functools.partial(person_of, known, workspace, user_id, linked=linked)
+    found = await find(addresses, visitors)
+    taken = found.addresses
     others = await other_addresses(known, workspace, found)
     await note(found.visitors)
     report("waiting for the requests of this moment", 0)
     await asyncio.sleep(2 * config.storage.write_timeout)
-    later = await find([name for name in found.visitors if name not in addresses])
+    later = await find(taken, [name for name in found.visitors if name not in taken])
     if new := later.visitors.keys() - found.visitors.keys():
         await note(new)
     report("searching visitors", 0)
@@ -212,13 +213,13 @@ async def erase_user(
         counts=counts,
         seconds=time.monotonic() - began,
         overwritten=overwritten,
-        addresses=[name.partition(":")[2] for name in sorted(addresses)],
+        addresses=[name.partition(":")[2] for name in taken],
         other_addresses=list(others),
         other_visitors=[one for one in left if not one.is_copy],
     )
     details = receipt.document()
     details |= details.pop("erased")
-    details["addresses"] = [hash_of(key, workspace_id, name) for name in sorted(addresses)]
+    details["addresses"] = [hash_of(key, workspace_id, name) for name in taken]
     details |= {"otherAddresses": len(others), "otherVisitors": len(receipt.other_visitors)}
     await record_audit(known, actor, "user-erased", details, now=_now())
     return receipt

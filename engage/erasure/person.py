@@ -27,6 +27,7 @@ from engage.api import (
     OPERATOR_ORIGIN,
     RECIPIENT_PREFIXES,
     REMOVED,
+    TRUSTED,
     DeadLetter,
     DeadLetterStore,
     EngageError,
@@ -104,9 +105,13 @@ class Person:
 
     workspace_id: str
     users: Mapping[str, int]
-    #: Anonymous ids, and the addresses that an operator named: these begin with
-    #: :data:`RECIPIENT_PREFIXES`.
+    #: Anonymous ids, and addresses.
     visitors: Mapping[str, int]
+
+    @property
+    def addresses(self) -> list[str]:
+        """The addresses, which begin with :data:`RECIPIENT_PREFIXES`."""
+        return [name for name in self.visitors if name.startswith(RECIPIENT_PREFIXES)]
 
     def owns(self, user_id: str | None, anonymous_id: str | None, received_at: int) -> bool:
         """Return whether something that was received for these ids belongs to the person."""
@@ -214,7 +219,11 @@ async def own_events(store: EventStore, workspace: Workspace, user_id: str) -> _
     return _Own(
         links={name: one for name, one in links.items() if latest.get(("link", name), True)},
         found_by=found_by,
-        traits={n: one for (of, n), one in latest.items() if of == "trait" and one is not REMOVED},
+        traits={
+            name: value
+            for (of, name), value in latest.items()
+            if of == "trait" and value is not REMOVED and not name.startswith(TRUSTED)
+        },
         groups={name for (of, name), member in latest.items() if of == "group" and member},
         updated_at=updated_at,
     )
@@ -315,7 +324,7 @@ async def other_visitors(
 
 def subjects_of(person: Person) -> list[Subject]:
     """Return the users and visitors of a person."""
-    visitors = [name for name in person.visitors if not name.startswith(RECIPIENT_PREFIXES)]
+    visitors = [name for name in person.visitors if name not in person.addresses]
     return [
         *(Subject(Kind.USER, name) for name in person.users),
         *(Subject(Kind.VISITOR, name) for name in visitors),
@@ -327,7 +336,7 @@ def addresses_of(workspace: Workspace, person: Person) -> set[tuple[str, str]]:
     suppressed. Channels that only the workspace has are those of phone numbers."""
     groups = workspace.subscription_groups
     channels = {**{one.channel: "phone" for one in groups}, **ADDRESS_TRAITS}
-    named = [name.partition(":") for name in person.visitors if name.startswith(RECIPIENT_PREFIXES)]
+    named = [name.partition(":") for name in person.addresses]
     return {
         (channel, address)
         for trait, _, address in named
@@ -337,7 +346,7 @@ def addresses_of(workspace: Workspace, person: Person) -> set[tuple[str, str]]:
 
 
 async def other_addresses(store: Erasable, workspace: Workspace, person: Person) -> dict[str, bool]:
-    """Return the addresses that the profiles of a person have and an operator did not name, with
+    """Return the addresses that the profiles of a person have beside those of the person, with
     whether other users have each."""
     found: dict[str, bool] = {}
     profiles = [
@@ -377,9 +386,7 @@ async def letters_of(store: EventStore, person: Person) -> AsyncIterator[DeadLet
     an address of the person."""
     if not isinstance(store, DeadLetterStore):
         return
-    named = {
-        name: at for name, at in person.visitors.items() if name.startswith(RECIPIENT_PREFIXES)
-    }
+    named = {name: person.visitors[name] for name in person.addresses}
     read = functools.partial(store.scan_dead_letters, person.workspace_id)
     async for letter in all_pages(read):
         if person.owns(letter.user_id, letter.anonymous_id, letter.received_at) or (
@@ -425,7 +432,8 @@ async def person_of(
     *,
     linked: bool = False,
 ) -> Person:
-    """Return a user with the visitors that surely are the user's, and those that an operator names.
+    """Return a user with the visitors and addresses that surely are the user's, and those that an
+    operator names.
 
     :param addresses: those of the person: see :func:`~engage.erasure.addresses.named_addresses`.
     :param visitors: anonymous ids that the operator knows to be the person's.
@@ -437,7 +445,10 @@ async def person_of(
     for name in visitors:
         if name.startswith(RECIPIENT_PREFIXES):
             raise EngageError(f"{name!r} is no visitor but an address: name the address")
-    taken = {*await visitors_of(known, workspace, user_id), *addresses, *visitors}
+    certain = await known.certain(workspace.id, user_id)
+    values = [(one, certain.get(one.removesuffix(":"))) for one in RECIPIENT_PREFIXES]
+    sure = [prefix + value for prefix, value in values if value is not None]
+    taken = {*await visitors_of(known, workspace, user_id), *sure, *addresses, *visitors}
     person = Person(
         workspace_id=workspace.id,
         users={user_id: MAX_TIME},

@@ -85,6 +85,7 @@ class SubscriptionsHandler(Handler):
         if person.expired:
             raise link_expired()
         state = await pipeline.choose(person, {}, source_of(self, "api"))
+        found, left_out = await pipeline.suppressions(person)
         suppressions = [
             {
                 "channel": one.channel,
@@ -92,9 +93,11 @@ class SubscriptionsHandler(Handler):
                 "reason": one.reason,
                 "at": render_time(one.at),
             }
-            for one in await pipeline.suppressions(person)
+            for one in found
         ]
         body = {"success": True, "subscriptions": state, "suppressions": suppressions}
+        if left_out:
+            body["addressesLeftOut"] = left_out
         self.answer(orjson.dumps(body), headers={"Cache-Control": "no-store"})
 
     head = get

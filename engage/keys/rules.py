@@ -10,9 +10,11 @@ import dataclasses
 import hmac
 from typing import TYPE_CHECKING, Any, Final
 
+from engage.api import ADDRESS_TRAITS
 from engage.errors import ApiError, key_refused, quote
 
 if TYPE_CHECKING:
+    from engage.api import Provider
     from engage.config import Workspace, WriteKey
 
 __all__ = ["UNVERIFIED", "WITHOUT_LETTER", "Rules"]
@@ -35,6 +37,9 @@ class Rules:
     operations: frozenset[str] = frozenset()
     #: The traits that are removed from its events.
     protected: frozenset[str] = frozenset()
+    #: The identifiers for which its events vouch: see :data:`engage.api.TRUSTED`. Empty: anyone can
+    #: send such events.
+    trusted: frozenset[str] = frozenset()
     #: The secrets that sign user ids; empty: user ids are not verified.
     identity: tuple[bytes, ...] = dataclasses.field(default=(), repr=False)
     #: Their HMACs of nothing, which are copied for each user id.
@@ -50,7 +55,9 @@ class Rules:
     def of(cls, workspace: Workspace, key: WriteKey) -> Rules | None:
         """Return the rules of a key; ``None`` if it has none."""
         if key.kind == "server":
-            return cls(secret=True, operations=frozenset(key.operations))
+            return dataclasses.replace(
+                cls.of_trusted(workspace), secret=True, operations=frozenset(key.operations)
+            )
         rules = dataclasses.replace(
             cls.of_public(workspace),
             origins=frozenset(origin.lower() for origin in key.origins),
@@ -67,6 +74,19 @@ class Rules:
             protected=frozenset(workspace.protected_traits),
             identity=tuple(secret.encode() for secret in secrets),
         )
+
+    @classmethod
+    def of_trusted(cls, workspace: Workspace) -> Rules:
+        """Return the rules of those who say of a workspace's users what is certain."""
+        identifiers = {*ADDRESS_TRAITS.values(), *workspace.subscription_identifiers}
+        return cls(trusted=frozenset(identifiers))
+
+    @classmethod
+    def of_provider(cls, workspace: Workspace, name: str, provider: Provider) -> Rules:
+        """Return the rules of a provider's events: it may only pass on what browsers say."""
+        if workspace.webhooks.get(name, {}).get("trusted", provider.trusted):
+            return cls.of_trusted(workspace)
+        return cls(protected=frozenset(workspace.protected_traits))
 
     def check_request(
         self, origin: str | None, kind: str | None = None, *, in_query: bool = False

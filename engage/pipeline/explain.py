@@ -25,6 +25,7 @@ import orjson
 from engage.api import (
     API_ORIGIN,
     EVENT_TYPES,
+    TRUSTED,
     Change,
     Event,
     Link,
@@ -271,6 +272,9 @@ def describe_change(change: Change) -> str:
     match change:
         case Seen(kind, name):
             return f"the {kind} {name} would exist"
+        case Traits(kind, name, traits) if any(one.startswith(TRUSTED) for one in traits):
+            named = ", ".join(one.removeprefix(f"{TRUSTED}:") for one in traits if one != TRUSTED)
+            return f"vouches for the {kind} {name}{named and f': {named}'}"
         case Traits(kind, name, traits):
             return f"sets traits of the {kind} {name}: {', '.join(traits)}"
         case RemovedTraits(kind, name, names):

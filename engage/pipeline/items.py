@@ -32,8 +32,8 @@ DROPPED: Final = ("traits", "dropped")
 NOTICES: Final[Mapping[tuple[str, ...], str]] = {
     IGNORED: f"Events {CHANGE_EVENT} change no subscription ({{}} {{}}): send"
     " PUT /api/public/subscription-management/user-subscriptions instead",
-    DROPPED: "Events with a public key had protected_traits, which were removed ({} {}): set them"
-    " with a server key",
+    DROPPED: "Events with a public key, or of a provider that is not trusted, had protected_traits,"
+    " which were removed ({} {}): set them with a server key",
 }
 
 #: Seconds that the items of one request may keep the event loop before other requests get a turn.

@@ -103,12 +103,19 @@ class Arrival:
 
     @classmethod
     def of_delivery(
-        cls, workspace_id: str, provider: str, *, received_at: int, limits: Limits
+        cls,
+        workspace_id: str,
+        provider: str,
+        *,
+        received_at: int,
+        limits: Limits,
+        rules: Rules | None = None,
     ) -> Arrival:
         """Return the arrival of a webhook delivery: its origin is the provider.
 
         :param received_at: milliseconds since 1970 UTC.
         :param limits: has the size limit for events of webhooks.
+        :param rules: those of the provider.
         """
         return cls(
             workspace_id=workspace_id,
@@ -117,6 +124,7 @@ class Arrival:
             event_limit=Limit(limits.webhook_event_bytes, "limits.webhook_event_bytes"),
             origin=provider,
             source=f"webhook:{provider}",
+            rules=rules,
             restored=True,
             correct_clock=False,
         )
@@ -162,11 +170,7 @@ def normalise(item: Mapping[str, Any], kind: str, arrival: Arrival, index: int =
         context = {name: context[name] for name in context if name not in hidden}
         document["context"] = context
     if arrival.rules is not None:
-        if user_id and arrival.rules.identity:
-            mark = engage_mark(document) if arrival.restored else _EMPTY
-            document["context"] = {**(context or _EMPTY), "engage": {**mark, "verified": True}}
-        if arrival.rules.protected:
-            _drop_protected(document, arrival.rules.protected)
+        _apply(arrival.rules, document, kind, user_id)
     if kind == "identify":
         inherited = document.get("context", _EMPTY).get("traits")
         if inherited and type(inherited) is dict:
@@ -282,6 +286,17 @@ def dropped_traits(document: Mapping[str, Any]) -> set[str]:
 
 
 # ------------------------------------------------------------------------------------------- parts
+def _apply(rules: Rules, document: dict[str, Any], kind: str, user_id: str | None) -> None:
+    """Apply the rules of who sent an event, and note it in ``context.engage``."""
+    if user_id and rules.identity:
+        mark = {**engage_mark(document), "verified": True}
+        document["context"] = {**document.get("context", _EMPTY), "engage": mark}
+    if rules.protected:
+        _drop_protected(document, rules.protected)
+    if rules.trusted:
+        _vouch(document, kind, rules.trusted)
+
+
 def _drop_protected(document: dict[str, Any], protected: frozenset[str]) -> None:
     """Remove traits that the key of an event may not set, and name them in ``context.engage``."""
     context = document.get("context", _EMPTY)
@@ -297,6 +312,21 @@ def _drop_protected(document: dict[str, Any], protected: frozenset[str]) -> None
     if dropped:
         dropped |= dropped_traits(document)
         mark = {**engage_mark(document), "droppedTraits": sorted(dropped)}
+        document["context"] = {**context, "engage": mark}
+
+
+def _vouch(document: dict[str, Any], kind: str, identifiers: frozenset[str]) -> None:
+    """Note in ``context.engage`` which identifiers the sender of an event vouches for; for a
+    visitor, also that it vouches for none."""
+    context, mark, names = document.get("context", _EMPTY), engage_mark(document), list[str]()
+    if "foundBy" in mark:  # Anyone may have claimed to be this user.
+        return
+    if kind == "identify":
+        inherited = context.get("traits")
+        sets = {*document.get("traits", _EMPTY), *(inherited if type(inherited) is dict else ())}
+        names = sorted(identifiers & sets)
+    if names or (kind in ("identify", "group") and "userId" not in document):
+        mark = {**mark, "trusted": names}
         document["context"] = {**context, "engage": mark}
 
 

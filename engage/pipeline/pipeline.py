@@ -20,7 +20,7 @@ from engage.api import Status, Suppression
 from engage.errors import ApiError, Limit, invalid_link, overloaded
 from engage.keys.auth import KEYLESS_BODY, Authenticator, Principal
 from engage.keys.links import Person
-from engage.keys.rules import WITHOUT_LETTER
+from engage.keys.rules import WITHOUT_LETTER, Rules
 from engage.pipeline.admission import BRIEF_BODY, LARGE_BODY, SUBSCRIPTIONS_SHARE, Admitted
 from engage.pipeline.clock import Clock
 from engage.pipeline.dead_letters import Conflict, envelope_of, letter_of
@@ -290,7 +290,7 @@ class Pipeline:
             self._metrics.event("subscription", "stored")
         return state
 
-    async def suppressions(self, person: Person) -> Sequence[Suppression]:
+    async def suppressions(self, person: Person) -> tuple[Sequence[Suppression], Collection[str]]:
         """See :meth:`engage.pipeline.subscriptions.Subscriptions.suppressions`."""
         return await self._subscriptions.suppressions(person)
 
@@ -301,6 +301,7 @@ class Pipeline:
         documents: Sequence[Mapping[str, Any]],
         *,
         restated: Collection[int] = (),
+        rules: Rules | None = None,
     ) -> Delivered:
         """Store the events of a verified webhook delivery, in several writes if there are many.
 
@@ -310,13 +311,14 @@ class Pipeline:
         :param documents: the events that ``translate`` returned, with ``type`` and ``messageId``.
         :param restated: the indexes of events that are never conflicts: see
             :attr:`engage.api.TranslatedEvent.restated`.
+        :param rules: those of the provider.
         :return: the outcome. The caller keeps the delivery if an event was rejected.
         :raises ApiError: 503 ``overloaded`` or ``shutting_down``.
         :raises StorageUnavailable: if not everything is durable. It is safe for the provider to
             deliver the events again.
         """
         arrival = Arrival.of_delivery(
-            workspace_id, provider, received_at=self._clock(), limits=self._limits
+            workspace_id, provider, received_at=self._clock(), limits=self._limits, rules=rules
         )
         key = f"webhook {workspace_id} {provider}"
         accepted = duplicates = 0

@@ -50,7 +50,7 @@ from engage.errors import (
     pointer,
     quote,
 )
-from engage.keys.links import STEP, Links, Person
+from engage.keys.links import BY_ID, STEP, Links, Person
 from engage.pipeline.ids import uuid7
 from engage.pipeline.normalise import parse_field
 from engage.upkeep.export import all_pages
@@ -278,35 +278,42 @@ class Subscriptions:
         hashed = {(one, hashed_address(key, workspace_id, one, it)) for one, it in addresses}
         return {*addresses} | hashed
 
-    async def suppressions(self, person: Person) -> Sequence[Suppression]:
-        """Return what is suppressed of a person's addresses.
+    async def suppressions(self, person: Person) -> tuple[Sequence[Suppression], Collection[str]]:
+        """Return what is suppressed of a person's addresses, and the traits whose address is left
+        out.
 
-        These are the address in the link, or else those of which this user has the oldest claim:
-        anyone can give a user the address of another.
+        The addresses are the one in the link, or else those that surely are this user's: anyone can
+        give a user or a visitor the address of another.
 
         :raises StorageUnavailable: if they could not be read.
         """
         store, workspace = self._store, person.workspace
         if not isinstance(store, SuppressionStore):
-            return ()
-        named: dict[str, object] = {person.identifier_key: person.identifier}
+            return (), ()
+        named: Mapping[str, str | None] = {person.identifier_key: person.identifier}
         async with within(self._timeout):
-            if person.identifier_key == "id" and isinstance(store, ProfileStore):
-                profile = await store.profile(workspace.id, person.subject.id)
-                for trait in {*ADDRESS_TRAITS.values()} & {*workspace.subscription_identifiers}:
-                    value = None if profile is None else profile.traits.get(trait)
-                    if (form := identifier_value(trait, value)) is not None:
-                        holders = await store.find_users(workspace.id, trait, [form])
-                        if person.subject.id in holders.get(form, ())[:1]:
-                            named[trait] = value
+            if person.identifier_key in BY_ID and isinstance(store, ProfileStore):
+                kind, name = person.subject
+                if kind is Kind.USER:
+                    named = await store.certain(workspace.id, name)
+                else:
+                    visitor = await store.visitor(workspace.id, name)
+                    named = dict.fromkeys(() if visitor is None else visitor.traits)
+            known = {
+                (channel, trait): named[trait]
+                for channel, trait in ADDRESS_TRAITS.items()
+                if trait in named
+            }
             addresses = [
                 (channel, address)
-                for channel, trait in ADDRESS_TRAITS.items()
-                if (address := suppressed_address(channel, str(named.get(trait, "")))) is not None
+                for (channel, _), value in known.items()
+                if (address := suppressed_address(channel, value or "")) is not None
             ]
+            left_out = sorted({trait for (_, trait), value in known.items() if value is None})
             if not addresses:
-                return ()
-            return await store.suppressions(workspace.id, self._forms(workspace.id, addresses))
+                return (), left_out
+            forms = self._forms(workspace.id, addresses)
+            return await store.suppressions(workspace.id, forms), left_out
 
     async def _check_rate(
         self,
@@ -333,12 +340,14 @@ class Subscriptions:
             )
 
     async def changes_of(
-        self, workspace: Workspace, row: Mapping[str, Any]
+        self, workspace: Workspace, row: Mapping[str, Any], *, everyone: bool = False
     ) -> AsyncGenerator[SubscriptionChange, None]:
         """Yield the changes that a row of an import means: one for each user and visitor that the
         row names.
 
         :param row: valid by the schema ``choice``.
+        :param everyone: whether an address names all users and visitors who have it, and not only
+            the one user whose address it surely is.
         :raises ApiError: 400, if the row is wrong.
         """
         group, now = str(row["groupId"]), self._clock()
@@ -351,7 +360,7 @@ class Subscriptions:
         changes, how = {group: bool(row["subscribed"])}, row.get("how", "import")
         # The content is the message id: the same row again is the same change.
         content = orjson.dumps(["import", row.get("updatedAt"), how]).decode()
-        async for subject in self._subjects(workspace, row):
+        async for subject in self._subjects(workspace, row, everyone):
             yield SubscriptionChange(
                 id=_change_id(content, subject, changes, now),
                 workspace_id=workspace.id,
@@ -371,10 +380,10 @@ class Subscriptions:
         return _objections(workspace, *named, changes, at, row.get("how", "import"))
 
     async def _subjects(
-        self, workspace: Workspace, row: Mapping[str, Any]
+        self, workspace: Workspace, row: Mapping[str, Any], everyone: bool
     ) -> AsyncGenerator[Subject, None]:
         """Yield the user and visitor that a row of an import names, or else those that have its
-        identifier."""
+        identifier: see :meth:`changes_of`."""
         kinds = {"userId": Kind.USER, "anonymousId": Kind.VISITOR}
         named = [name for name in kinds if name in row]
         for name in named:
@@ -387,17 +396,31 @@ class Subscriptions:
         key, value = row["identifierKey"], identifier_value(row["identifierKey"], row["identifier"])
         if key not in workspace.subscription_identifiers:
             raise from_problems([Problem("/identifierKey", "is not in subscription_identifiers")])
-        store, after, found = self._store, None, False
+        store, after = self._store, None
+        found, certain = list[Subject](), list[Subject]()
         while value is not None and isinstance(store, ProfileStore):
             async with within(self._timeout):
                 page = await store.holders(workspace.id, key, value, after=after, limit=STEP)
-            for one in page.items:
-                found = True
-                yield one
+                for one in page.items if not everyone else ():
+                    own = await store.certain(workspace.id, one.id) if one.kind is Kind.USER else {}
+                    certain += [one] if own.get(key) == value else []
+            found += page.items
             if (after := page.cursor) is None:
                 break
-        if not found and not self.objections_of(workspace, row):
-            raise from_problems([Problem("/identifier", "belongs to no user and no visitor")])
+        chosen = found if everyone else certain
+        if chosen and (everyone or chosen == chosen[:1]):
+            for one in chosen:
+                yield one
+        elif not self.objections_of(workspace, row):
+            raise from_problems([Problem("/identifier", _unclear(len(found), len(certain)))])
+
+
+def _unclear(found: int, certain: int) -> str:
+    """Return why it is not clear which user an address names."""
+    if not found:
+        return "belongs to no user and no visitor"
+    whose = f"surely belongs to {certain} users" if certain else "surely belongs to no user"
+    return f"{whose}, and {found} users and visitors have it: name the user, or import with --all"
 
 
 def _objections(

@@ -422,6 +422,7 @@ def _webhook_uses(config: Config) -> Iterator[tuple[str, _Use]]:
     for index, workspace in enumerate(config.workspaces):
         for name, options in workspace.webhooks.items():
             at = ("workspaces", index, "webhooks", name)
+            options = {option: value for option, value in options.items() if option != "trusted"}
             yield (
                 workspace.id,
                 _Use("webhook", name, options, at, f"workspaces[{index}].webhooks.{name}"),

@@ -18,6 +18,8 @@ from typing import Any, Final
 from bson.datetime_ms import DatetimeMS
 
 from engage.api import (
+    REMOVED,
+    TRUSTED,
     GroupProfile,
     Kind,
     Page,
@@ -28,6 +30,7 @@ from engage.api import (
     Version,
     Versioned,
     VisitorProfile,
+    certain_of,
     merge,
     visitor_of,
     winner,
@@ -246,6 +249,19 @@ class People:
 
     find = functools.partialmethod(_find, Kind.USER)
     visitor = functools.partialmethod(_find, Kind.VISITOR)
+
+    async def certain(self, workspace_id: str, user_id: str) -> Mapping[str, str | None]:
+        """Return the identifiers of a user that no visitor set, with those that are certain."""
+        declared = self._identifiers.get(workspace_id, ())
+        names = [name for trait in declared for name in (trait, f"{TRUSTED}:{trait}")]
+        fields = {f"traits.{escape_key(name)}": 1 for name in names}
+        with self._connection.calling():
+            key = scoped_id(workspace_id, user_id)
+            for user in await self._connection.read(USERS, [key], fields):
+                own = {n: trait_value(found) for n, (*_, found) in registers_of(user).items()}
+                there = [name for name, value in own.items() if value is not REMOVED]
+                return {**dict.fromkeys(there), **certain_of(own, declared)}
+        return {}
 
     async def _users(
         self, workspace: str, documents: Sequence[Mapping[str, Any]]

@@ -255,6 +255,7 @@ class MongoStorage(
     expire = _once_ready("_events", Events.expire)
 
     profile = _once_ready("_people", People.find)
+    certain = _once_ready("_people", People.certain)
     visitor = _once_ready("_people", People.visitor)
     users_beginning = _once_ready("_people", People.users_beginning)
     scan_users = _once_ready("_people", People.scan_users)

@@ -221,6 +221,9 @@ class SqliteStorage(
     async def profile(self, workspace_id: str, user_id: str) -> UserProfile | None:
         return await self._read(self._people.find, workspace_id, user_id)
 
+    async def certain(self, workspace_id: str, user_id: str) -> Mapping[str, str | None]:
+        return await self._read(self._people.certain, workspace_id, user_id)
+
     async def find_users(
         self, workspace_id: str, trait: str, values: Sequence[str]
     ) -> Mapping[str, Sequence[str]]:

@@ -33,6 +33,8 @@ from support.memory_store import MemoryEvents
 from support.sqlite import config_file
 
 DAY = "2025-06-01"
+#: Says that a server key sent an event.
+VOUCHED = {"engage": {"trusted": ["email"]}}
 
 
 @pytest.fixture
@@ -43,7 +45,7 @@ def config(tmp_path: Path) -> Path:
     head, _, rest = path.read_text().partition('[[workspaces]]\nid = "other"')
     path.write_text(f'{head}{groups}[[workspaces]]\nid = "other"{rest}')
     people = [
-        identify("1", "ann", traits={"email": "a@b.c"}),
+        identify("1", "ann", traits={"email": "a@b.c"}, context=VOUCHED),
         identify("2", "bob", traits={"email": "x@y.z"}),
         event("3", type="identify", anonymous_id="v", traits={"email": "A@b.c"}),
         event("4", type="identify", anonymous_id="w"),
@@ -142,11 +144,43 @@ def test_ndjson_is_imported_from_standard_input(config: Path) -> None:
     assert choices(config) == {("7", None, "news", True), ("ann", None, "ads", False)}
 
 
-def test_an_identifier_is_everybody_who_has_it(config: Path) -> None:
+def test_an_identifier_is_the_user_whose_it_surely_is(config: Path) -> None:
+    head = "identifierKey,identifier,groupId,subscribed\n"
+    result = load(config, head + "email, a@B.c ,news,true\n")
+    assert (result.exit_code, result.stdout) == (0, "1 choice imported\n")
+    assert choices(config) == {("ann", None, "news", True)}
+    result = load(config, head + "email,x@y.z,news,true\n")
+    assert "surely belongs to no user, and 1 users and visitors have it" in result.stderr
+    # Nobody can say which of two users it is.
+    cat = identify("6", "cat", traits={"email": "A@b.c"}, context=VOUCHED)
+    on_store(config, lambda store: store.write([cat]))
+    result = load(config, head + "email,a@b.c,ads,true\n")
+    assert "surely belongs to 2 users, and 3 users and visitors have it" in result.stderr
+    assert (result.exit_code, choices(config)) == (1, {("ann", None, "news", True)})
+
+
+def test_with_all_an_identifier_is_everybody_who_has_it(config: Path) -> None:
     text = "identifierKey,identifier,groupId,subscribed\nemail, a@B.c ,news,true\n"
-    result = load(config, text)
+    (config.parent / "choices").write_text(text)
+    import_all = ["subscriptions", "import", "--config", config, "--workspace", "acme", "--all"]
+    result = run(*import_all, str(config.parent / "choices"))
+    assert (result.exit_code, choices(config)) == (2, set())
+    assert "--all needs --yes when there is no terminal" in result.stderr
+    result = load(config, text, "--all", "--yes")
     assert (result.exit_code, result.stdout) == (0, "2 choices imported\n")
     assert choices(config) == {("ann", None, "news", True), (None, "v", "news", True)}
+
+
+def test_all_says_how_many_before_it_asks(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = config.parent / "choices"
+    file.write_text("identifierKey,identifier,groupId,subscribed\nemail,a@b.c,news,true\n")
+    monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda _: True, raising=False)
+    import_all = ["subscriptions", "import", "--config", config, "--workspace", "acme", "--all"]
+    result = run(*import_all, str(file), text="n\n")
+    assert "Import 1 row as 2 choices? [y/N]" in result.stderr
+    assert (result.exit_code, choices(config)) == (1, set())
+    run(*import_all, str(file), text="y\n")
+    assert len(choices(config)) == 2
 
 
 def test_a_choice_of_both_ids_is_that_of_both(config: Path) -> None:
@@ -407,7 +441,7 @@ def test_an_unsubscription_by_an_address_is_an_objection(config: Path) -> None:
         "identifierKey,identifier,groupId,subscribed,updatedAt\n"
         "email,a@b.c,news,0,\nemail,New@b.c,news,0,2025-06-01\nemail,a@b.c,ads,1,\n"
     )
-    assert load(config, rows).stdout == "4 choices imported, 2 objections of addresses\n"
+    assert load(config, rows).stdout == "2 choices imported, 2 objections of addresses\n"
 
     def suppressed() -> set[tuple[str, str, int]]:
         async def read(store: SuppressionStore) -> set[tuple[str, str, int]]:
@@ -423,6 +457,6 @@ def test_an_unsubscription_by_an_address_is_an_objection(config: Path) -> None:
     change(config, "ann", TIME * 2, subscribed=True)
     again = load(config, rows).stdout
     assert (
-        again == "0 choices imported, 3 as before, 1 later choice kept, 1 objection of addresses\n"
+        again == "0 choices imported, 1 as before, 1 later choice kept, 1 objection of addresses\n"
     )
     assert {one[:2] for one in suppressed()} == {("new@b.c", "news")}

@@ -256,6 +256,27 @@ async def test_the_suppressed_address_is_kept_as_a_hash(store: Any, tmp_path: Pa
     assert (objection.group_id, objection.how) == ("news", "erasure")
 
 
+@on_each
+async def test_certain_addresses_are_taken(store: Any, tmp_path: Path) -> None:
+    """By an erasure and an export, without being named."""
+    await fill(store)
+    mark = {"engage": {"trusted": ["email"]}}
+    values = {"email": "ann@x.org", "phone": "+49 123"}
+    await store.write([identify("sure", "ann", 10**9, traits=values, context=mark)])
+    await store.suppress([suppression("ann@x.org")])
+    workspace = config(tmp_path).workspaces[0]
+    found = [orjson.loads(line) async for line in export_person(store, workspace, "ann")]
+    shown = {one["address"] for one in found if one["record"] == "suppressions"}
+    assert shown == {"ann@x.org"}
+    assert all("engage:" not in name for one in found for name in one.get("traits") or ())
+    receipt = await erased(store, tmp_path, addresses=())
+    assert receipt.addresses == ["ann@x.org"]
+    assert receipt.other_addresses == ["+49123"]
+    wanted = [("email", "ann@x.org"), ("whatsapp", "+49123")]
+    assert {one.address for one in await store.suppressions("acme", wanted)} == {"+49123"}
+    assert await store.certain("acme", "ann") == {}
+
+
 @pytest.mark.virtual_time
 async def test_it_goes_on_after_a_failure_at_every_step(tmp_path: Path) -> None:
     """The store fails before the n-th change, for each n; another call erases the rest."""

@@ -657,11 +657,11 @@ async def test_the_address_of_an_erased_person_is_found_by_its_hash() -> None:
     for key, found in (("k" * 32, ["complaint", "objection"]), (None, [])):
         core = make_core(store, erasures_key=key)
         person = await core.pipeline.person(body({}))
-        shown = await core.pipeline.suppressions(person)
+        shown, _ = await core.pipeline.suppressions(person)
         assert sorted(one.reason for one in shown) == found
     core = make_core(store, erasures_key="k" * 32)
     await core.pipeline.subscriptions(orjson.dumps(body({"news": True})))
-    shown = await core.pipeline.suppressions(person)
+    shown, _ = await core.pipeline.suppressions(person)
     assert [one.reason for one in shown] == ["complaint"]
 
 

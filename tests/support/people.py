@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from engage.api import EventFilter, Suppression
+from engage.api import EventFilter, StorageContext, Suppression
 from engage.config import Config, Erasures, StorageConfig, SubscriptionGroup, Workspace, WriteKey
 from engage.erasure.addresses import named_addresses
 from engage.testing import MemoryStore
@@ -93,7 +93,8 @@ Test = Callable[[Any, Path], Awaitable[None]]
 
 @contextlib.asynccontextmanager
 async def opened(kind: str, folder: Path) -> AsyncIterator[Any]:
-    one: Any = MemoryStore() if kind == "memory" else make(folder)
+    context = StorageContext(base_dir=folder, identifiers={"acme": ["email"]})
+    one: Any = MemoryStore(None, context) if kind == "memory" else make(folder)
     if kind == "mongo":
         url = mongo.shared(mongo.kinds()[0]).url()
         one = mongo.make_store(folder, url, write_timeout=2.0, identifiers={"acme": ["email"]})

@@ -70,6 +70,8 @@ def random_events(random_: random.Random, count: int, *, users: int = 20) -> lis
             fields["traits"] = {name: random_.choice(values) for name in names}
             if random_.random() < 0.5:
                 fields["traits"]["email"] = f"E{random_.randrange(users)}@b.c "
+                if random_.random() < 0.5:
+                    fields["context"] = {"engage": {"trusted": ["email"]}}
         elif kind == "group":
             fields |= {"groupId": f"g{random_.randrange(4)}", "traits": {"size": number % 5}}
             fields |= {"assigned": random_.choice((True, True, False))}
@@ -155,7 +157,13 @@ async def small(store: Any) -> None:
     await store.write(
         [
             full("seen", user_id="ann", anonymous_id="a-1", at=900_000),
-            full("i", type="identify", user_id="ann", traits={"plan": "pro", "email": "A@b.c"}),
+            full(
+                "i",
+                type="identify",
+                user_id="ann",
+                traits={"plan": "pro", "email": "A@b.c"},
+                context={"engage": {"trusted": ["email"]}},
+            ),
             full("g", type="group", user_id="ann", groupId="crew", traits={"size": 3}),
             full("v", type="identify", anonymous_id="a-1", traits={"n": 1}),
         ]

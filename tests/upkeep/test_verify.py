@@ -133,6 +133,10 @@ DAMAGE: dict[str, tuple[str, Callable[[Any], Any]]] = {
         lambda store: register(of(store, Kind.VISITOR, "a-1").traits, "n", True),
     ),
     "a trait is lost": ("users", lambda store: of(store, Kind.USER, "ann").traits.pop("plan")),
+    "what was certain is lost": (
+        "users",
+        lambda store: of(store, Kind.USER, "ann").traits.pop("engage:trusted:email"),
+    ),
     "a trait of no event": (
         "users",
         lambda store: of(store, Kind.USER, "ann").traits.update(x=((5, "m", "api"), 1)),

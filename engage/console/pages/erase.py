@@ -34,6 +34,8 @@ __all__ = ["EraseHandler", "PersonHandler"]
 class _Others(NamedTuple):
     """What may be a user's, and anyone can claim."""
 
+    #: The addresses that surely are the user's.
+    certain: Sequence[str] = ()
     #: See :func:`~engage.erasure.person.other_addresses`.
     addresses: Mapping[str, bool] = {}
     visitors: Sequence[OtherVisitor] = ()
@@ -123,6 +125,7 @@ class EraseHandler(_PersonHandler):
         store, seconds = erasable(self.console.store), self.console.reader.timeout / 2
         person = await person_of(store, self.workspace, user_id)
         return _Others(
+            [name.partition(":")[2] for name in person.addresses],
             await other_addresses(store, self.workspace, person),
             await other_visitors(store, self.workspace, person, seconds=seconds),
             (await own_events(store, self.workspace, user_id)).found_by,

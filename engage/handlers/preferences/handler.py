@@ -18,6 +18,7 @@ from engage.errors import ApiError, Limit, body_too_large
 from engage.handlers.base import Handler
 from engage.handlers.subscriptions import arguments_of, link_of, source_of
 from engage.keys.auth import KEYLESS_BODY
+from engage.keys.links import BY_ID
 from engage.pipeline.subscriptions import OBJECTION
 from engage.webhooks import form_fields
 
@@ -238,7 +239,7 @@ class PreferencesHandler(Handler):
             detail="" if offers else "intro",
             status=status,
             address=""
-            if person.identifier_key == "id"
+            if person.identifier_key in BY_ID
             else words.text("recipient", address=person.identifier),
             offers=offers,
             channels=await self._channels(person, state, words),
@@ -250,7 +251,7 @@ class PreferencesHandler(Handler):
         self, person: Person, state: Mapping[str, bool], words: Words
     ) -> list[tuple[str, str, list[tuple[str, str, bool]]]]:
         """Return the choices by channel, with a note where something is not sent anyway."""
-        suppressed = await self.services.pipeline.suppressions(person)
+        suppressed, _ = await self.services.pipeline.suppressions(person)
         # Who objected is shown as unsubscribed, unless it was somebody else with the address.
         silent = {
             (one.channel, one.group_id)

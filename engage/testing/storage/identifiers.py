@@ -6,14 +6,84 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from engage.api import Event, ProfileStore
+from engage.api import OPERATOR_ORIGIN, Event, ProfileLimits, ProfileStore
 
-from ..factories import WORKSPACE, all_pages, identify, store_all, user
+from ..factories import WORKSPACE, all_pages, event, identify, store_all, user
 from .harness import Bench, on_open, on_store
 
 
+def vouched(message_id: str, user_id: str, at: int, /, **traits: Any) -> Event:
+    """Return an identify event of a server key."""
+    mark = {"engage": {"trusted": sorted({"email", "phone"} & traits.keys())}}
+    return identify(message_id, user_id, at, traits=traits, context=mark)
+
+
 class IdentifierTests:
-    """``find_users`` with its claims, and ``holders``."""
+    """``find_users`` with its claims, ``certain``, and ``holders``."""
+
+    @on_open(ProfileStore)
+    async def test_an_identifier_is_certain_while_it_is_the_value_vouched_for(
+        self, store: Any
+    ) -> None:
+        async def certain() -> dict[str, str]:
+            found = await store.certain(WORKSPACE, "u")
+            profile = await store.profile(WORKSPACE, "u")
+            sure = {trait: value for trait, value in found.items() if value is not None}
+            assert sure == profile.certain
+            assert found.keys() >= {"email", "phone"} & profile.traits.keys()
+            assert not any(name.startswith("engage:") for name in profile.traits)
+            return sure
+
+        assert await store.certain(WORKSPACE, "u") == {}
+        mine, other = {"email": " Ann@A.example"}, {"email": "eve@e.example"}
+        # A client cannot set what engage sets.
+        forged = {"engage:trusted:email": "ann@a.example", **mine}
+        await store_all(store, identify("1", "u", 1, traits=forged))
+        assert await certain() == {}
+        # The first event with the value that a server vouches for, even if another was later.
+        await store_all(store, vouched("2", "u", 0, email="ann@a.example", phone="+1 2", plan="x"))
+        assert await certain() == {"email": "ann@a.example", "phone": "+12"}
+        await store_all(store, identify("3", "u", 3, traits=mine))
+        await store_all(store, identify("4", "eve", 3, traits=mine))
+        assert await certain() == {"email": "ann@a.example", "phone": "+12"}
+        assert (await store.certain(WORKSPACE, "eve"))["email"] is None
+        await store_all(store, identify("5", "u", 5, traits=other))
+        assert await certain() == {"phone": "+12"}
+        await store_all(store, vouched("6", "u", 6, email="new@a.example"))
+        # What a server replaced is not certain again.
+        await store_all(store, identify("7", "u", 7, traits=mine))
+        assert await certain() == {"phone": "+12"}
+        await store_all(store, vouched("8", "u", 8, email=None, phone=[]))
+        assert await certain() == {}
+        await store_all(store, vouched("9", "u", 9, email="ann@a.example"))
+        await store_all(
+            store,
+            identify("a", "u", 10, origin=OPERATOR_ORIGIN, removedTraits=["email"]),
+            identify("b", "u", 11, traits=mine),
+        )
+        assert await certain() == {}
+
+    @on_open(ProfileStore)
+    async def test_a_visitor_makes_nothing_certain(self, store: Any) -> None:
+        """Anyone can link a visitor to a user."""
+        visit = replace(vouched("1", "", 5, email="ann@a.example"), user_id=None)
+        linked = event("2", user_id="eve", anonymous_id="v")
+        await store_all(store, identify("3", "eve", 1), linked)
+        await store_all(store, replace(visit, anonymous_id="v"))
+        profile = await store.profile(WORKSPACE, "eve")
+        assert (profile.traits, profile.certain) == ({"email": "ann@a.example"}, {})
+        assert (await store.certain(WORKSPACE, "eve")).get("email") is None
+        assert (await store.visitor(WORKSPACE, "v")).traits == {"email": "ann@a.example"}
+
+    @on_store
+    async def test_what_is_certain_has_room(self, bench: Bench) -> None:
+        limits = ProfileLimits(traits=1, trait_bytes=20)
+        store: Any = await bench.open_as(ProfileStore, profile_limits=limits)
+        await store_all(store, identify("1", "u", 1, traits={"full": "x"}))
+        await store_all(store, vouched("2", "u", 2, email="ann@a.example", phone="+1 2"))
+        profile = await store.profile(WORKSPACE, "u")
+        assert profile.certain == {"email": "ann@a.example", "phone": "+12"}
+        assert store.dropped_changes == 0
 
     @on_open(ProfileStore)
     async def test_users_are_found_by_an_identifier(self, store: Any) -> None:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from engage.api import (
     OPERATOR_ORIGIN,
+    TRUSTED,
     Event,
     EventStore,
     Kind,
@@ -407,6 +408,8 @@ def history(choose: Callable[[Sequence[Any]], Any], workspace: str) -> list[Even
                 fields |= {"origin": OPERATOR_ORIGIN, "removedTraits": [choose(_NAMES)]}
             traits = {name: choose(_VALUES) for name in choose(_TRAITS)}
             fields |= {"type": "identify", "traits": traits}
+            if choose([True, False]):
+                fields["context"] = {"engage": {"trusted": [*{"email"} & {*traits}]}}
         elif kind == "group":
             fields |= {"type": "group", "groupId": choose("gh")}
             fields["assigned"] = choose([True, False])
@@ -431,7 +434,9 @@ async def people_in(store: ProfileStore, workspace: str) -> Any:
     users = {one.user_id: one for one in await all_pages(store.scan_users, workspace)}
     visitors = {one.anonymous_id: one for one in await all_pages(store.scan_visitors, workspace)}
     for name in _USERS:
-        assert await store.profile(workspace, name) == users.get(name)
+        assert await store.profile(workspace, name) == (user := users.get(name))
+        certain = await store.certain(workspace, name)
+        assert certain.get("email") == (None if user is None else user.certain.get("email"))
     for name in _VISITORS:
         assert await store.visitor(workspace, name) == visitors.get(name)
     wanted = ["x@y.z", "other@y.z"]
@@ -439,7 +444,10 @@ async def people_in(store: ProfileStore, workspace: str) -> Any:
     alone = await store.find_visitors(workspace, "email", wanted)
     return (
         {
-            name: (dict(one.traits), one.anonymous_ids, one.groups, one.created_at, one.updated_at)
+            name: (
+                *(dict(one.traits), one.certain, one.anonymous_ids),
+                *(one.groups, one.created_at, one.updated_at),
+            )
             for name, one in users.items()
         },
         {
@@ -499,7 +507,8 @@ def people_of(events: list[Event]) -> Any:
         return {name: value for name, (_, value) in found.items()}
 
     def present(values: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in values.items() if value is not _GONE}
+        found = {name: value for name, value in values.items() if value is not _GONE}
+        return {name: value for name, value in found.items() if not name.startswith(TRUSTED)}
 
     users, visitors = {}, {}
     found: dict[str, list[str]] = {}
@@ -516,11 +525,12 @@ def people_of(events: list[Event]) -> Any:
         last = max(at for one in subjects for at in times[one])
         form = identifier_value("email", values.get("email"))
         own = identifier_value("email", present(latest(traits, [(kind, name)])).get("email"))
-        if own in held:
-            held[own].add(Subject(kind, name))
+        held.get(own or "", set()).add(Subject(kind, name))
         if kind is Kind.USER:
             linked = sorted(pair[1] for pair in counting if pair[0] == name)
-            users[name] = (values, linked, groups, min(at), last)
+            vouched = latest(traits, [(kind, name)]).get(f"{TRUSTED}:email", _GONE)
+            sure = {"email": own} if own and own == vouched else {}
+            users[name] = (values, sure, linked, groups, min(at), last)
             if form is not None:
                 found.setdefault(form, []).append(name)
         else:

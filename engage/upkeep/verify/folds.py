@@ -8,7 +8,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from engage.api import REMOVED, Kind, ProfileLimits, Registers, Version, Versioned
+from engage.api import REMOVED, TRUSTED, Kind, ProfileLimits, Registers, Version, Versioned
 
 __all__ = ["EMPTY", "Fold", "LinkFold", "View", "view_of"]
 
@@ -140,8 +140,9 @@ def view_of(profile: Any, merged: Sequence[Registers] = ()) -> View:
         for found, registers in ((times, one.traits), (group_times, one.groups)):
             for name, (at, *_) in registers.items():
                 found[name] = max(at, found.get(name, at))
+    certain = getattr(profile, "certain", {})
     return View(
-        dict(profile.traits),
+        {**profile.traits, **{f"{TRUSTED}:{name}": value for name, value in certain.items()}},
         getattr(profile, "created_at", None),
         getattr(profile, "updated_at", 0),
         times if merged else dict(getattr(profile, "trait_times", ())),

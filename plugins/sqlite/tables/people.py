@@ -22,6 +22,7 @@ from engage import api
 from engage.api import (
     MAX_CANDIDATES,
     MAX_USERS,
+    TRUSTED,
     GroupProfile,
     ProfileLimits,
     Registers,
@@ -104,6 +105,21 @@ class People:
         people = [*self._people(db, _by_id(db, USER, workspace_id, user_id))]
         return next(iter(self._users(db, people)), None)
 
+    def certain(
+        self, db: sqlite3.Connection, workspace_id: str, user_id: str
+    ) -> dict[str, str | None]:
+        """Return the identifiers of a user that no visitor set, with those that are certain."""
+        declared = self._declared.get(workspace_id, ())
+        names = [*declared, *(f"{TRUSTED}:{trait}" for trait in declared)]
+        rows = db.execute(
+            "SELECT t.trait, t.value FROM profiles p JOIN traits t ON t.profile = p.id WHERE "
+            "p.workspace = ? AND p.kind = ? AND p.name = ? "
+            f"AND t.trait IN ({', '.join('?' * len(names))})",
+            (workspace_id, USER, user_id, *names),
+        )
+        own = {name: _decoded(value) for name, value in rows if value != REMOVED}
+        return {**dict.fromkeys(own), **api.certain_of(own, declared)}
+
     def scan_users(
         self, db: sqlite3.Connection, workspace_id: str | None, after: int | None, limit: int
     ) -> tuple[list[UserProfile], int | None]:
@@ -125,7 +141,7 @@ class People:
 
     def _users(self, db: sqlite3.Connection, people: Sequence[Person]) -> list[UserProfile]:
         found = _registers(db, [one for one in people if one[3]])
-        alone = _alone(db, [one for one in people if not one[3]])
+        alone = _alone(db, [one for one in people if not one[3]], self._declared)
         return [
             alone.get(number)
             or api.merge(
@@ -193,7 +209,7 @@ def scan_groups(
     """Return a page of groups, and its cursor."""
     window, rows = _scan(db, GROUP, workspace_id, after, limit)
     rows, cursor = window.page(rows, _sized, limit)
-    traits, _ = _values(db, rows)
+    traits, _, _ = _values(db, rows)
     groups = [
         GroupProfile(workspace_id=row[1], group_id=row[2], traits=traits[row[0]]) for row in rows
     ]
@@ -457,11 +473,13 @@ def _decoded(value: bytes) -> Any:
     return api.REMOVED if value == REMOVED else orjson.loads(value)
 
 
-def _alone(db: sqlite3.Connection, people: Sequence[Person]) -> dict[int, UserProfile]:
+def _alone(
+    db: sqlite3.Connection, people: Sequence[Person], declared: Mapping[str, Collection[str]]
+) -> dict[int, UserProfile]:
     """Return users without visitors, as :func:`engage.api.merge` does: most users have none, and
     need no versions."""
     rows = [row for _, row, _, _ in people]
-    traits, times = _values(db, rows)
+    traits, times, trusted = _values(db, rows)
     groups: dict[int, list[str]] = {row[0]: [] for row in rows}
     query = (
         "SELECT m.profile, m.group_id FROM {keys} k CROSS JOIN memberships m "
@@ -479,6 +497,9 @@ def _alone(db: sqlite3.Connection, people: Sequence[Person]) -> dict[int, UserPr
             groups=sorted(groups[row[0]]),
             traits=traits[row[0]],
             trait_times=times[row[0]],
+            certain=api.certain_of({**traits[row[0]], **trusted[row[0]]}, declared.get(row[1], ()))
+            if row[0] in trusted
+            else {},
         )
         for _, row, names, _ in people
     }
@@ -486,8 +507,9 @@ def _alone(db: sqlite3.Connection, people: Sequence[Person]) -> dict[int, UserPr
 
 def _values(
     db: sqlite3.Connection, rows: Sequence[Row]
-) -> tuple[dict[int, dict[str, Any]], dict[int, dict[str, int]]]:
-    """Return the traits of profiles, and when each was set."""
+) -> tuple[dict[int, dict[str, Any]], dict[int, dict[str, int]], dict[int, dict[str, Any]]]:
+    """Return the traits of profiles, when each was set, and those that engage set."""
+    trusted: dict[int, dict[str, Any]] = {}
     traits: dict[int, dict[str, Any]] = {row[0]: {} for row in rows}
     times: dict[int, dict[str, int]] = {row[0]: {} for row in rows}
     query = (
@@ -495,10 +517,12 @@ def _values(
         "ON t.profile = k.column1"
     )
     for profile, trait, at, value in look_up(db, query, [row[:1] for row in rows]):
-        if value != REMOVED:
+        if trait.startswith(TRUSTED):
+            trusted.setdefault(profile, {})[trait] = _decoded(value)
+        elif value != REMOVED:
             traits[profile][trait] = orjson.loads(value)
             times[profile][trait] = at
-    return traits, times
+    return traits, times, trusted
 
 
 def _visitors(db: sqlite3.Connection, rows: Sequence[Row]) -> list[VisitorProfile]:

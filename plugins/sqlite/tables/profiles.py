@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import orjson
 
-from engage.api import Event, ProfileLimits, Version
+from engage.api import TRUSTED, Event, ProfileLimits, Version
 
 from ..connection import insert, look_up
 from ..schema import USER
@@ -168,7 +168,7 @@ class Profiles:
                 continue
             identifies = (subject, trait) in folded.forms
             size = 0 if value is None else len(orjson.dumps(trait)) + len(value)
-            if identifies and size <= self._limits.identifier_bytes:
+            if (identifies or trait.startswith(TRUSTED)) and size <= self._limits.identifier_bytes:
                 size = 0
             added = bool(size) - bool(before)
             if (added > 0 and row.traits >= most) or (
