@@ -92,6 +92,11 @@ class ProfileStore(abc.ABC):
     change is dropped and counted in :attr:`dropped_changes`.
     A declared identifier trait (:attr:`StorageContext.identifiers`) does not count, unless its
     value is larger than :attr:`ProfileLimits.identifier_bytes`: it always has room.
+
+    At :attr:`ProfileLimits.visitors`, a new visitor replaces one that :meth:`expire_visitors` could
+    delete and that has no trait :data:`~engage.api.events.TRUSTED`: the least recently changed, and
+    first of those without a declared identifier. A storage may examine a bounded number for a
+    write, and the visitors of one write need not replace each other.
     """
 
     #: How many changes were dropped since this process opened the store.

@@ -411,7 +411,7 @@ class ProfileLimits:
     visitor_memberships: int = 100
     #: How many visitors are merged into a user: those that were linked first.
     user_visitors: int = 100
-    #: How many visitors a workspace has; exact to five seconds.
+    #: How many visitors a workspace has, exact to five seconds; then a new one replaces another.
     visitors: int = 1_000_000
 
     def of(self, kind: Kind) -> tuple[int, int, int]:

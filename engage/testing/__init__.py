@@ -76,6 +76,7 @@ from .storage.subscriptions import SubscriptionTests  # noqa: E402
 from .storage.suppressions import SuppressionTests  # noqa: E402
 from .storage.users import UserTests  # noqa: E402
 from .storage.verification import VerificationTests  # noqa: E402
+from .storage.visitor_limits import VisitorLimitTests  # noqa: E402
 from .storage.visitors import VisitorTests  # noqa: E402
 
 __all__ = [
@@ -104,6 +105,7 @@ class StorageConformance(
     ProfileTests,
     UserTests,
     VisitorTests,
+    VisitorLimitTests,
     IdentifierTests,
     SubscriptionTests,
     SuppressionTests,

@@ -28,11 +28,34 @@ class MemoryProfiles(Memory, api.ProfileStore):
                     key = (event.workspace_id, change.kind, change.id)
                     if change.kind is Kind.VISITOR and key not in self.stored.profiles:
                         known = sum(one[:2] == key[:2] for one in self.stored.profiles)
-                        if known >= self.context.profile_limits.visitors:
+                        most = self.context.profile_limits.visitors
+                        if known >= most and not self._make_room(event.workspace_id):
                             # Once for each event; its group exists nevertheless.
                             self.dropped_changes += isinstance(change, api.Seen)
                             continue
                     self._apply(self.stored.profile(*key), change, event)
+
+    def _make_room(self, workspace_id: str) -> bool:
+        """Delete the visitor that gives way to a new one, and return whether there was one."""
+        declared = self._identifiers(workspace_id)
+        free = [
+            (
+                any(api.identifier_value(name, one.values().get(name)) for name in declared),
+                one.changed_at,
+                one.id,
+            )
+            for one in self._of_kind(workspace_id, Kind.VISITOR)
+            if self._belongs_to_nobody(one) and api.TRUSTED not in one.traits
+        ]
+        if free:
+            del self.stored.profiles[workspace_id, Kind.VISITOR, min(free)[-1]]
+        return bool(free)
+
+    def _belongs_to_nobody(self, visitor: Profile) -> bool:
+        """Return whether a visitor belongs to no user, and made no choice."""
+        subject = (visitor.workspace_id, api.Subject(visitor.kind, visitor.id))
+        owner = self._owner(visitor.workspace_id, visitor.id)
+        return owner is None and all(key[:2] != subject for key in self.stored.choices)
 
     def _link(self, user: Profile, change: api.Link | api.LinkDecision, event: api.Event) -> None:
         name = change.anonymous_id
@@ -255,13 +278,10 @@ class MemoryProfiles(Memory, api.ProfileStore):
         )
 
     async def expire_visitors(self, before: int, *, limit: int) -> int:
-        chose = {key[:2] for key in self.contents().choices}
         old = [
             (one.workspace_id, one.kind, one.id)
             for one in self._of_kind(None, Kind.VISITOR)
-            if one.changed_at < before
-            and self._owner(one.workspace_id, one.id) is None
-            and (one.workspace_id, api.Subject(one.kind, one.id)) not in chose
+            if one.changed_at < before and self._belongs_to_nobody(one)
         ]
         return delete(self.contents().profiles, old[:limit])
 

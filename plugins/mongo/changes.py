@@ -17,7 +17,7 @@ What an event changes of a visitor has ``changedAt``, the greatest time of recei
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bson.datetime_ms import DatetimeMS
@@ -86,8 +86,6 @@ class StoredState:
     #: with the version of a link.
     pairs: Mapping[str, Mapping[str, Mapping[str, Version]]]
     claims: Mapping[Kind, StoredClaims]
-    #: The workspaces that have no room for more visitors.
-    full: Collection[str] = ()
 
 
 class FoldedChanges:
@@ -212,7 +210,6 @@ class FoldedChanges:
         """Return the update statements of each collection. Changes beyond a limit are left out, and
         counted in :attr:`dropped`.
         """
-        self._leave_out_visitors(state)
         found: dict[str, list[dict[str, Any]]] = {}
         for kind, place in PLACES.items():
             for key, subject in self.subjects[kind].items():
@@ -246,11 +243,10 @@ class FoldedChanges:
         found |= self._link_statements(state, limits.links)
         return found
 
-    def _leave_out_visitors(self, state: StoredState) -> None:
-        """Leave out the visitors for which there is no room."""
-        subjects, stored = self.subjects[Kind.VISITOR], state.traits[Kind.VISITOR]
-        late = [key for key, one in subjects.items() if one.workspace in state.full]
-        for key in set(late) - stored.keys():
+    def leave_out_visitors(self, keys: Iterable[str]) -> None:
+        """Leave out the visitors for which there is no room, by their ``_id``."""
+        subjects = self.subjects[Kind.VISITOR]
+        for key in keys:
             del subjects[key]
             self.dropped += 1
         pairs, claims = self.pairs[VISITOR_MEMBERSHIPS].items(), self._claims[Kind.VISITOR].items()

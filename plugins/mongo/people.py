@@ -54,6 +54,9 @@ from .schema import LINKS, PLACES, SUBSCRIPTIONS, USERS, VISITORS
 
 #: Users that are read at once, with their registers, links and memberships.
 STEP: Final = 200
+#: How many times that many visitors are examined at most for a write, so that some of those without
+#: an identifier give way to new ones, and as many again for those with one.
+_SEARCHES: Final = 5
 
 _TIMES: Final = ("createdAt", "updatedAt", "firstChoiceAt", "lastChoiceAt")
 _LINK: Final = {"anonymousId": 1, "user": 1, "first": 1}
@@ -92,8 +95,9 @@ class People:
             Kind.VISITOR: self._visitors,
             Kind.GROUP: self._groups,
         }
-        #: Where :meth:`expire` continues.
-        self._expired: list[dict[str, Any]] = []
+        #: Where :meth:`expire` continues, and :meth:`make_room` by workspace, and whether for
+        #: visitors with identifiers.
+        self._expired: dict[tuple[str, bool] | None, list[dict[str, Any]]] = {}
 
     # ------------------------------------------------------------------- who belongs to whom
     async def _known(self, kind: Kind, workspace: str, names: Collection[str]) -> set[str]:
@@ -342,30 +346,83 @@ class People:
         return how many.
         A call that reaches the limit is continued by the next one."""
         bounds = {"changedAt": {"$lt": DatetimeMS(before)}}
-        wanted = {"workspaceId": 1, "anonymousId": 1, "changedAt": 1}
-        deleted = 0
-        while deleted < limit:
-            with self._connection.calling() as db:
-                cursor = db[VISITORS].find({"$and": [bounds, *self._expired]}, wanted)
-                cursor = cursor.sort([("changedAt", 1), ("_id", 1)]).limit(BATCH)
-                documents = await cursor.to_list(None)
-                kept: set[str] = set()
-                for workspace, part in parts(sorted(documents, key=lambda one: one["_id"])):
-                    names = [one["anonymousId"] for one in part]
-                    chosen = [subject_id(workspace, Subject(Kind.VISITOR, one)) for one in names]
-                    fields = {"anonymousId": 1}
-                    choosers = await self._connection.read(SUBSCRIPTIONS, chosen, fields)
-                    kept.update(scoped_id(workspace, one["anonymousId"]) for one in choosers)
-                    owners = await self.owners(workspace, names)
-                    kept.update(scoped_id(workspace, name) for name in owners)
-                old = [one for one in documents if one["_id"] not in kept][: limit - deleted]
-                deleted += await self._delete([one["_id"] for one in old], bounds)
-            if deleted < limit and len(documents) < BATCH:
-                self._expired = []
-                break
-            last = documents[-1] if deleted < limit else old[-1]
-            self._expired = [beyond("changedAt", last["changedAt"], last["_id"])]
+        deleted, more = 0, True
+        while more and deleted < limit:
+            with self._connection.calling():
+                gone, more = await self._expire(None, bounds, limit - deleted, BATCH)
+            deleted += gone
         return deleted
+
+    async def make_room(self, workspace: str, wanted: int, kept: Collection[str]) -> int:
+        """Delete visitors that only public keys made, and that may expire: those without an
+        identifier first, and of these the least recently changed. To be called within
+        :meth:`Connection.calling`.
+
+        :param wanted: how many are to be deleted.
+        :param kept: anonymous ids of visitors that stay.
+        :return: how many were deleted.
+        """
+        trusted = escape_key(TRUSTED)
+        fields = [identifier_field(name) for name in self._identifiers.get(workspace, ())]
+        fields.append(f"traits.{trusted}.t")
+        deleted = 0
+        for identified in [False] * _SEARCHES + [True] * _SEARCHES:
+
+            def gives_way(one: Mapping[str, Any], identified: bool = identified) -> bool:
+                traits = one.get("traits", {})
+                ours = one["workspaceId"] == workspace and one["anonymousId"] not in kept
+                return ours and trusted not in traits and any(traits.values()) is identified
+
+            place, left = (workspace, identified), wanted - deleted
+            if left > 0:
+                gone, _ = await self._expire(place, {}, left, STEP, gives_way, fields)
+                deleted += gone
+        return deleted
+
+    async def _expire(
+        self,
+        place: tuple[str, bool] | None,
+        bounds: Mapping[str, Any],
+        limit: int,
+        most: int,
+        may: Callable[[Mapping[str, Any]], bool] = lambda _: True,
+        fields: Sequence[str] = (),
+    ) -> tuple[int, bool]:
+        """Delete visitors that belong to nobody and have no choice, the least recently changed
+        first.
+
+        :param place: continue where the last call with this place ended.
+        :param most: how many are examined.
+        :param may: whether one may be deleted, by the fields.
+        :return: how many were deleted, and whether there are others to examine.
+        """
+        query = {"$and": [bounds, *self._expired.get(place, ())]}
+        wanted = dict.fromkeys(("workspaceId", "anonymousId", "changedAt", *fields), 1)
+        cursor = self._connection.db[VISITORS].find(query, wanted)
+        cursor = cursor.sort([("changedAt", 1), ("_id", 1)]).limit(most)
+        documents = await cursor.to_list(None)
+        old = await self._belonging_to_nobody([one for one in documents if may(one)])
+        last = None if len(documents) < most else documents[-1]
+        if len(old) >= limit:
+            old, last = old[:limit], old[limit - 1]
+        if old and not bounds:
+            bounds = {"changedAt": {"$lte": old[-1]["changedAt"]}}
+        self._expired[place] = [beyond("changedAt", last["changedAt"], last["_id"])] if last else []
+        return await self._delete([one["_id"] for one in old], bounds), last is not None
+
+    async def _belonging_to_nobody(
+        self, documents: Sequence[Mapping[str, Any]]
+    ) -> list[Mapping[str, Any]]:
+        """Return those visitors that belong to nobody and have no choice."""
+        kept: set[str] = set()
+        for workspace, part in parts(sorted(documents, key=lambda one: one["_id"])):
+            names = [one["anonymousId"] for one in part]
+            chosen = [subject_id(workspace, Subject(Kind.VISITOR, one)) for one in names]
+            choosers = await self._connection.read(SUBSCRIPTIONS, chosen, {"anonymousId": 1})
+            kept.update(scoped_id(workspace, one["anonymousId"]) for one in choosers)
+            owners = await self.owners(workspace, names)
+            kept.update(scoped_id(workspace, name) for name in owners)
+        return [one for one in documents if one["_id"] not in kept]
 
     async def _delete(self, ids: Sequence[str], bounds: Mapping[str, Any]) -> int:
         """Delete visitors, unless an event changed them in the meantime.

@@ -27,6 +27,7 @@ from .documents import (
     trait_value,
 )
 from .identifiers import StoredClaims
+from .people import People
 from .schema import LINKS, META, PLACES, USERS, VISITOR_MEMBERSHIPS, VISITORS
 
 _log = logging.getLogger("engage.storage.mongo")
@@ -55,8 +56,10 @@ class Profiles:
         connection: Connection,
         limits: ProfileLimits,
         identifiers: Mapping[str, frozenset[str]],
+        people: People,
     ) -> None:
         self._connection = connection
+        self._people = people
         self._limits = limits
         self._identifiers = identifiers
         self._links: OrderedDict[str, Version] = OrderedDict()
@@ -145,7 +148,6 @@ class Profiles:
             dict(zip(Kind, traits, strict=True)),
             dict(zip(folded.pairs, pairs, strict=True)),
             claims,
-            frozenset(self._full),
         )
 
     async def _stored_traits(
@@ -196,9 +198,7 @@ class Profiles:
             return 0
         if state is None:
             state = await self.read_state(folded)
-        visitors = folded.subjects[Kind.VISITOR]
-        new = visitors.keys() - state.traits[Kind.VISITOR].keys()
-        self._growing.update(visitors[key].workspace for key in new)
+        await self._limit_visitors(folded, state)
         statements = folded.statements(state, self._limits)
         results = await asyncio.gather(
             *(self._connection.update(name, part) for name, part in statements.items()),
@@ -220,6 +220,20 @@ class Profiles:
             while len(known) > _MAX_KNOWN:
                 known.popitem(last=False)
         return dropped
+
+    async def _limit_visitors(self, folded: FoldedChanges, state: StoredState) -> None:
+        """Leave out new visitors that have no room."""
+        visitors, new = folded.subjects[Kind.VISITOR], dict[str, list[str]]()
+        for key, one in visitors.items():
+            if key not in state.traits[Kind.VISITOR]:
+                new.setdefault(one.workspace, []).append(key)
+        self._growing.update(new)
+        for workspace in new.keys() & self._full:
+            # Nobody gives way whom this write changes or links.
+            kept = {one.name for one in visitors.values()}
+            kept.update(pair.other for pair in folded.pairs[LINKS].values())
+            room = await self._people.make_room(workspace, len(new[workspace]), kept)
+            folded.leave_out_visitors(new[workspace][room:])
 
     async def ensure_user(self, workspace_id: str, user_id: str, at: int) -> None:
         """Make a user exist because of a subscription change. To be called within

@@ -103,7 +103,9 @@ class MongoStorage(
         self._people = People(connection, context.profile_limits, context.identifiers)
         self._identifiers = Identifiers(connection, self._people, context.identifiers)
         self._events = Events(connection)
-        self._profiles = Profiles(connection, context.profile_limits, self._identifiers.declared)
+        self._profiles = Profiles(
+            connection, context.profile_limits, self._identifiers.declared, self._people
+        )
         self._writer = Writer(connection, self._events, self._profiles, sequence, self._work)
         self._subscriptions = Subscriptions(connection, self._profiles, sequence)
         self._suppressions = Suppressions(connection)

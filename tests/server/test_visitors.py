@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import random
 import signal
@@ -107,23 +108,28 @@ def test_people_are_the_merge_of_their_events_after_kills(tmp_path: Path) -> Non
 
 
 def test_a_flood_of_visitors_is_bounded(tmp_path: Path) -> None:
-    with start_server(
-        tmp_path, workers=2, server="metrics_port = 0", config_extra="[limits]\nvisitors = 20"
-    ) as server:
+    """Visitors whom a public key made give way, and one of a server key stays."""
+    sha256 = hashlib.sha256(b"server-key-of-acme").hexdigest()
+    key = f'[[workspaces.write_keys]]\nid = "backend"\nsha256 = "{sha256}"\nkind = "server"\n'
+    extra = f"{key}[limits]\nvisitors = 20"
+    with start_server(tmp_path, workers=2, server="metrics_port = 0", config_extra=extra) as server:
+        sure = {"anonymousId": "sure", "traits": {"a": 1}}
+        assert server.post("/v1/identify", sure, key="server-key-of-acme").status_code == 200
         for start in range(0, 90, 30):
             items = [
                 {"type": "identify", "anonymousId": f"v{number}", "traits": {"a": number}}
                 for number in range(start, start + 30)
             ]
             assert server.post("/v1/batch", {"batch": items}).status_code == 200
-        known = {"anonymousId": "v0", "traits": {"a": "changed"}}
+        known = {"anonymousId": "v60", "traits": {"a": "changed"}}
         assert server.post("/v1/identify", known).status_code == 200
         assert server.post("/v1/identify", {"userId": "u"}).status_code == 200
-        dropped = 'engage_dropped_total{what="profile_change"} 70.0'
+        # Those of one request do not give way to each other.
+        dropped = 'engage_dropped_total{what="profile_change"} 33.0'
         wait_for(lambda: dropped in server.metrics(), what="the dropped changes to be counted")
         server.stop()
         events, (users, visitors) = asyncio.run(people_in(server.config))
-    assert len(events) == 92
-    assert sorted(visitors) == sorted(f"v{number}" for number in range(20))
-    assert visitors["v0"][0] == {"a": "changed"}
+    assert len(events) == 93
+    assert sorted(visitors) == sorted(["sure", *(f"v{number}" for number in range(60, 79))])
+    assert visitors["v60"][0] == {"a": "changed"}
     assert list(users) == ["u"]

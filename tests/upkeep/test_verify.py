@@ -242,6 +242,31 @@ async def test_a_workspace_without_room_for_visitors_is_unprovable() -> None:
     assert report.unprovable == {("visitors", "at a limit"): 2}
 
 
+async def test_what_visitors_that_gave_way_lack_is_unprovable() -> None:
+    """One is made again, one is linked later, and there are fewer by now than there may be."""
+    store = made(visitors=2)
+    traits = {"n": 1, "email": "a@b.c"}
+    events = [full(f"v{n}", type="identify", anonymous_id=f"v{n}", traits=traits) for n in range(5)]
+    await store.write(events)
+    await store.write(
+        [
+            full("again", type="identify", anonymous_id="v0", traits={"m": 1}, at=5),
+            full("u", type="identify", user_id="u", anonymous_id="v1", at=5),
+        ]
+    )
+    assert await store.expire_visitors(TIME + 1, limit=10) == 1
+    report = await verified(store)
+    healthy(report)
+    limited = {("visitors", "at a limit"): 5, ("users", "at a limit"): 1}
+    assert report.unprovable == limited
+    # With more room, none can have given way.
+    context = store.context
+    for most, different in ((5, {}), (6, {"visitors": 5, "users": 1})):
+        limits = dataclasses.replace(context.profile_limits, visitors=most)
+        report = await verified(store, context=dataclasses.replace(context, profile_limits=limits))
+        assert report.different == different
+
+
 @pytest.mark.parametrize("seed", range(12))
 async def test_what_expired_events_made_is_unprovable(seed: int) -> None:
     store = made()

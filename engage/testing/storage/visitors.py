@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import itertools
 import random
@@ -244,28 +243,6 @@ class VisitorTests:
         # The third visitor is not merged, so nobody is found by its address.
         found = await store.find_users(WORKSPACE, "email", ["w@b.c", "x@b.c"])
         assert dict(found) == {"w@b.c": ["u"]}
-
-    @on_store
-    async def test_the_number_of_visitors_is_limited(self, bench: Bench) -> None:
-        limits = ProfileLimits(visitors=3)
-        store = await bench.open_as(ProfileStore, profile_limits=limits)
-        await store_all(store, *(visit(f"v{n}", f"v{n}") for n in range(3)))
-        # A storage may count them every five seconds.
-        dropped = 0
-        async with asyncio.timeout(30):
-            while not store.dropped_changes:
-                dropped += 1
-                await store_all(store, visit(f"x{dropped}", f"x{dropped}"))
-                await store_all(store, visit(f"y{dropped}", "other", workspace="other"))
-                await asyncio.sleep(0.1)
-        await store_all(store, visit("v0-again", "v0", 5, traits={"a": 1}))
-        assert (await store.visitor(WORKSPACE, "v0")).traits == {"a": 1}
-        assert await store.visitor(WORKSPACE, f"x{dropped}") is None
-        assert await store.visitor("other", "other") is not None
-        await store_all(store, event("g", type="group", anonymous_id="z", groupId="g"))
-        assert await store.visitor(WORKSPACE, "z") is None
-        assert [one.group_id for one in await all_pages(store.scan_groups, WORKSPACE)] == ["g"]
-        assert await store.find(WORKSPACE, "api", f"x{dropped}") is not None
 
     @on_open(ProfileStore)
     async def test_old_visitors_that_belong_to_nobody_expire(self, store: Any) -> None:

@@ -32,27 +32,43 @@ class Notes:
             f"cache_size = -{_MEMORY >> 10}",
         ):
             self._db.execute(f"PRAGMA {setting}")
-        self._db.execute("CREATE TABLE notes (workspace, name, user, record)")
+        self._db.execute("CREATE TABLE notes (workspace, name, user, visitor, record)")
         self._db.execute("BEGIN")
         #: Ends it, and its files.
         self.close = self._db.close
 
     def add(
-        self, workspace: str, name: str, record: tuple[Any, ...], user: str | None = None
+        self,
+        workspace: str,
+        name: str,
+        record: tuple[Any, ...],
+        user: str | None = None,
+        *,
+        visitor: bool = False,
     ) -> None:
         """Keep a record.
 
         :param user: of a link: its user; ``name`` is its anonymous id.
+        :param visitor: whether it says that there is, or was, a visitor with this id.
         :raises UnicodeEncodeError: if an id is not Unicode text.
         """
-        row = (workspace, name, user, marshal.dumps(record))
-        self._db.execute("INSERT INTO notes VALUES (?, ?, ?, ?)", row)
+        row = (workspace, name, user, visitor, marshal.dumps(record))
+        self._db.execute("INSERT INTO notes VALUES (?, ?, ?, ?, ?)", row)
 
     def sort(self) -> None:
         """Prepare the other methods, when all is kept."""
         self._db.execute("CREATE INDEX notes_name ON notes (workspace, name)")
         query = "CREATE INDEX notes_user ON notes (workspace, user, name) WHERE user NOT NULL"
         self._db.execute(query)
+        self._db.execute("CREATE INDEX notes_visitor ON notes (workspace, name) WHERE visitor")
+
+    def full(self, visitors: int) -> set[str]:
+        """Return the workspaces that have, or had, at least so many visitors."""
+        query = (
+            "SELECT workspace FROM notes WHERE visitor GROUP BY workspace "
+            "HAVING count(DISTINCT name) >= ?"
+        )
+        return {workspace for (workspace,) in self._db.execute(query, (visitors,))}
 
     def names(self) -> Iterator[tuple[str, str]]:
         """Yield the workspace and the id of everything that a record is about, and of all users of

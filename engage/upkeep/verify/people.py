@@ -67,7 +67,7 @@ class Rules:
     erasing: Collection[str]
     #: Before this time, the last events of visitors may have expired.
     visitors_before: float
-    #: Workspaces that may have no room for more visitors.
+    #: Workspaces in which visitors may have given way to new ones.
     full: Collection[str]
     #: Whether the store's links are known.
     with_links: bool
@@ -111,14 +111,14 @@ def keep_changes(notes: Notes, event: Event, *, late: bool) -> None:
             what[0] = True
     for (kind, name), what in subjects.items():
         record = ("change", late, kind, version, event.received_at, what)
-        notes.add(workspace, name, record)
+        notes.add(workspace, name, record, visitor=kind == Kind.VISITOR)
 
 
 def keep_profile(notes: Notes, kind: Kind, name: str, profile: Any) -> None:
     """Keep a profile of the store."""
     owner = profile.user_id if kind is Kind.VISITOR else None
     record = ("profile", kind.value, tuple(view_of(profile)), owner)
-    notes.add(profile.workspace_id, name, record)
+    notes.add(profile.workspace_id, name, record, visitor=kind is Kind.VISITOR)
 
 
 def keep_link(notes: Notes, link: StoredLink) -> None:
@@ -285,7 +285,7 @@ class _Id:
                 return _LIMITED
             if kind is Kind.VISITOR and fold.received_at < rules.visitors_before:
                 return _OLD
-        if kind is Kind.VISITOR and actual is None and self.workspace in rules.full:
+        if kind is Kind.VISITOR and self.workspace in rules.full:
             return _LIMITED
         return rules.doubt(self.workspace, kind, self.name)
 

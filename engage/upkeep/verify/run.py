@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sqlite3
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from typing import Any, Final
@@ -176,7 +175,7 @@ class _Run:
         with contextlib.closing(Notes()) as notes:
             if has_choices:
                 await keep_choices(store, notes)
-            visitors = await self._keep_profiles(notes)
+            await self._keep_profiles(notes)
             await self._keep_events(notes, late_since, before)
             after = await self._erased()
             if has_choices:
@@ -195,8 +194,8 @@ class _Run:
                         return ERASING
                 return None
 
-            now, most = self._clock(), settings.context.profile_limits.visitors
-            days = settings.visitors_days
+            now, days = self._clock(), settings.visitors_days
+            notes.sort()
             rules = Rules(
                 limits=settings.context.profile_limits,
                 identifiers=settings.context.identifiers,
@@ -204,11 +203,10 @@ class _Run:
                 erased=after.newest(),
                 erasing=after.newer_than(before),
                 visitors_before=float("-inf") if days is None else now - days * DAY_MS,
-                full={workspace for workspace, count in visitors.items() if count >= most},
+                full=notes.full(settings.context.profile_limits.visitors),
                 with_links=with_links,
                 doubt=doubt,
             )
-            notes.sort()
             wrong = compare_people(notes, rules, self.report, self._on_progress)
         if has_choices:
             await confirm_choices(store, wrong, self.report, doubt)
@@ -229,23 +227,20 @@ class _Run:
         if what in ("events", "suppressions"):
             self.report.checked[what] = count
 
-    async def _keep_profiles(self, notes: Notes) -> Counter[str]:
-        """Keep the profiles and links, and return how many visitors each workspace has."""
-        visitors: Counter[str] = Counter()
+    async def _keep_profiles(self, notes: Notes) -> None:
+        """Keep the profiles and links."""
         store = self._store
         if not isinstance(store, ProfileStore):
-            return visitors
+            return
         async for user in self._all("users", store.scan_users, None):
             keep_profile(notes, Kind.USER, user.user_id, user)
         async for one in self._all("visitors", store.scan_visitors, None):
             keep_profile(notes, Kind.VISITOR, one.anonymous_id, one)
-            visitors[one.workspace_id] += 1
         async for group in self._all("groups", store.scan_groups, None):
             keep_profile(notes, Kind.GROUP, group.group_id, group)
         if isinstance(store, VerifiableStore):
             async for link in self._all("links", store.scan_links):
                 keep_link(notes, link)
-        return visitors
 
     async def _keep_events(self, notes: Notes, late_since: int, erased: Tombstones) -> None:
         """Check all events, and keep their changes."""

@@ -37,6 +37,9 @@ Pair = tuple[Subject, str]
 KINDS: Final = {Kind.USER: USER, Kind.VISITOR: VISITOR, Kind.GROUP: GROUP}
 KIND_OF: Final = {number: kind for kind, number in KINDS.items()}
 
+#: The value of a trait that is removed. No other value begins with a space.
+REMOVED: Final = b" null"
+
 
 # Not frozen: the ``__init__`` of a frozen class takes longer, and each identify event has one.
 @dataclasses.dataclass(slots=True)

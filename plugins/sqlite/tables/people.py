@@ -34,9 +34,8 @@ from engage.api import (
 
 from ..connection import is_text, look_up
 from ..schema import GROUP, USER, VISITOR
-from .changes import KIND_OF
+from .changes import KIND_OF, REMOVED
 from .paging import Window
-from .profiles import REMOVED
 
 Item = TypeVar("Item")
 
@@ -76,6 +75,11 @@ def _columns(profile: str) -> str:
         f"{profile}.trait_bytes, {profile}.memberships, {profile}.links"
     )
 
+
+#: Visitors that are examined at once so that some give way to new ones, and how often that is done
+#: at most for a write: for those without an identifier, and then for those with one.
+_EXAMINED: Final = 1000
+_SEARCHES: Final = 3
 
 #: Users that are read at once, so that what is read of them fits into the caches of a processor.
 _STEP: Final = 128
@@ -310,6 +314,43 @@ def delete_visitors(db: sqlite3.Connection, visitors: Collection[int], before: i
     old = look_up(db, query, [(one, before) for one in visitors])
     _delete(db, old)
     return len(old)
+
+
+def make_room(
+    db: sqlite3.Connection,
+    workspace: str,
+    wanted: int,
+    kept: Collection[str],
+    places: dict[tuple[str, bool], int | None],
+) -> int:
+    """Delete visitors that only public keys made, and that may expire: those without an identifier
+    first, and of those that are examined at once the least recently changed.
+
+    :param wanted: how many are to be deleted.
+    :param kept: anonymous ids of visitors that stay.
+    :param places: where the next search begins: by workspace, and whether with identifiers.
+    :return: how many were deleted.
+    """
+    query = (
+        "SELECT v.id, v.workspace, v.changed_at, v.name, "
+        "EXISTS (SELECT 1 FROM identifiers WHERE profile = v.id) = ? AND NOT EXISTS "
+        f"(SELECT 1 FROM traits WHERE profile = v.id AND trait = ?) AND {_MAY_EXPIRE} "
+        "FROM profiles v WHERE v.id > ? AND v.id <= ? "
+        f"AND v.kind = {VISITOR} AND +v.workspace = ? ORDER BY v.id"
+    )
+    gone = 0
+    for place in [(workspace, False)] * _SEARCHES + [(workspace, True)] * _SEARCHES:
+        window = Window(db, "profiles", "id", places.get(place))
+        rows = db.execute(query, (place[1], TRUSTED, window.after, window.last, workspace))
+        page, following = window.page(rows, lambda row: (row, 0), _EXAMINED)
+        may = [row for row in page if row[4] and row[3] not in kept]
+        old = sorted(may, key=itemgetter(2))[: wanted - gone]
+        _delete(db, [row[:2] for row in old])
+        gone += len(old)
+        if gone == wanted:
+            break
+        places[place] = following
+    return gone
 
 
 def erase(db: sqlite3.Connection, workspace_id: str, kind: int, name: str) -> bool:

@@ -20,11 +20,8 @@ from engage.api import TRUSTED, Event, ProfileLimits, Version
 
 from ..connection import insert, look_up
 from ..schema import USER
-from . import identifiers
-from .changes import KINDS, EncodedChange, FoldedChanges, Pair, Subject, fold
-
-#: The value of a trait that is removed. No other value begins with a space.
-REMOVED: Final = b" null"
+from . import identifiers, people
+from .changes import KINDS, REMOVED, EncodedChange, FoldedChanges, Pair, Subject, fold
 
 #: How many stored links are remembered: most events of a visitor then need no look-up of the link.
 _MAX_KNOWN_LINKS: Final = 100_000
@@ -76,6 +73,8 @@ class Profiles:
         self._most = {number: limits.of(kind) for kind, number in KINDS.items()}
         self._identifiers = identifiers.declared(declared)
         self._links: OrderedDict[Pair, int] = OrderedDict()
+        #: Where :func:`people.make_room` continues.
+        self._searched: dict[tuple[str, bool], int | None] = {}
 
     def prepare(self, db: sqlite3.Connection, *, serving: bool) -> None:
         """Make this object fit a newly opened store.
@@ -133,12 +132,19 @@ class Profiles:
             "ON t.workspace = k.column1"
         )
         totals = Counter(dict(look_up(db, query, {(workspace,) for workspace, *_ in new})))
-        over_limit = set()
+        late = []
         for visitor in new:
             if totals[visitor[0]] >= self._limits.visitors:
-                over_limit.add(visitor)
+                late.append(visitor)
             else:
                 totals[visitor[0]] += 1
+        over_limit = set()
+        for workspace in {workspace for workspace, *_ in late}:
+            mine = [one for one in late if one[0] == workspace]
+            # Nobody gives way whom this write changes or links.
+            kept = {name for *_, name in rows}.union(name for _, name in folded.links)
+            room = people.make_room(db, workspace, len(mine), kept, self._searched)
+            over_limit.update(mine[room:])
         insert(db, "INSERT OR REPLACE INTO visitor_totals (workspace, count)", [*totals.items()])
         for visitor in over_limit:
             del rows[visitor], folded.seen[visitor]

@@ -307,9 +307,72 @@ async def test_visitors_are_not_counted_for_each_write(tmp_path: Path, proxy: Pr
         number = 0
         proxy.seen.clear()
         async with asyncio.timeout(60):
-            while not store.dropped_changes:
+            while not number or await store.visitor(WORKSPACE, "1"):
+                assert "delete" not in proxy.seen
                 number += 1
                 await store.write([visit(str(number), str(number))])
                 await asyncio.sleep(0.01)
         assert number > 20
         assert Counter(proxy.seen)["count"] <= 3
+
+
+async def test_a_bounded_number_of_visitors_is_examined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a write. The next one continues, and then finds those that it passed."""
+    monkeypatch.setattr(people, "STEP", 2)
+    monkeypatch.setattr(people, "_SEARCHES", 2)
+    url = mongo.shared(ATOMIC).url()
+    limits = ProfileLimits(visitors=9)
+    async with mongo.opened(tmp_path, url, profile_limits=limits, identifiers=EMAIL) as store:
+
+        async def left() -> set[str]:
+            found = await all_pages(store.scan_visitors, WORKSPACE)
+            return {one.anonymous_id for one in found}
+
+        await store.write([identify("u", "u")])
+        stay = [f"s{number}" for number in range(6)]
+        for number, name in enumerate(stay):
+            email = {"email": f"{name}@b.c"} if number in (1, 2) else {}
+            await store.write([visit(name, name, received=number, traits=email)])
+        await store.write([identify(f"l{n}", "u", anonymous_id=f"s{n}") for n in (0, 3, 4, 5)])
+        await store.write([visit(name, name, received=9) for name in ("a", "b", "c")])
+        store._profiles._full.add(WORKSPACE)
+        # Four are examined for those without an identifier, and then four for those with one.
+        await store.write([visit("d", "d", received=10)])
+        assert await left() == {*stay, *"abcd"} - {"s1"}
+        await store.write([visit("e", "e", received=11)])
+        assert await left() == {*stay, *"bcde"} - {"s1"}
+        await store.write([visit(name, name, received=12) for name in "fghi"])
+        assert len(await left()) == 9
+        assert "s2" in await left()
+
+
+async def test_an_event_changes_a_visitor_that_gives_way(tmp_path: Path, proxy: Proxy) -> None:
+    """It stays, and the next one goes."""
+    go, held = threading.Event(), threading.Event()
+
+    def hold(_name: str, command: Mapping[str, Any]) -> None:
+        if command.get("update") != "visitors" or held.is_set():
+            return
+        if any("$unset" in one["u"] for one in command["updates"]):
+            held.set()
+            assert go.wait(120)
+
+    url = url_of(proxy)
+    limits = ProfileLimits(visitors=2)
+    async with (
+        mongo.opened(tmp_path, url, profile_limits=limits) as store,
+        mongo.opened(tmp_path, url) as other,
+    ):
+        await store.write([visit("1", "v", received=1, traits={"a": 1}), visit("2", "w")])
+        store._profiles._full.add(WORKSPACE)
+        await store.write([visit("3", "w", received=2)])
+        proxy.rule = hold
+        writing = asyncio.ensure_future(store.write([visit("4", "x", received=3)]))
+        assert await asyncio.to_thread(held.wait, 120)
+        await other.write([visit("5", "v", received=9)])
+        go.set()
+        await writing
+        found = {one.anonymous_id: one.traits for one in await all_pages(store.scan_visitors, None)}
+        assert found == {"v": {"a": 1}, "x": {}}

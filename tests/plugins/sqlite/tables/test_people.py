@@ -209,5 +209,73 @@ async def test_the_number_of_visitors_is_exact(store: SqliteStorage) -> None:
     assert await store.expire_visitors(TIME + 1, limit=1) == 1
     group = event("g", type="group", anonymous_id="new", groupId="g", traits={"a": 1})
     await store_all(store, group, visit("5", "v5"))
-    assert store.dropped_changes == 3
+    assert store.dropped_changes == 2
+    left = {one.anonymous_id for one in await all_pages(store.scan_visitors, WORKSPACE)}
+    assert left == {"new", "v5"}
     assert (await all_pages(store.scan_groups, WORKSPACE))[0].traits == {"a": 1}
+    (total,) = engine.connection().execute("SELECT count FROM visitor_totals").fetchone()
+    assert total == 2
+    # A lower limit deletes nobody: a new one replaces one.
+    engine._profiles._limits = ProfileLimits(visitors=1)
+    await store_all(store, visit("6", "v6"))
+    assert len(await all_pages(store.scan_visitors, WORKSPACE)) == 2
+
+
+async def test_a_bounded_number_of_visitors_is_examined(
+    store: SqliteStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a write. The next one continues, and then finds those that it passed."""
+    monkeypatch.setattr(people, "_EXAMINED", 2)
+    monkeypatch.setattr(people, "_SEARCHES", 2)
+    engine_of(store)._profiles._limits = ProfileLimits(visitors=9)
+
+    async def left() -> set[str]:
+        return {one.anonymous_id for one in await all_pages(store.scan_visitors, WORKSPACE)}
+
+    stay = [f"s{number}" for number in range(6)]
+    await store_all(store, identify("u", "u"))
+    for number, name in enumerate(stay):
+        email = {"email": f"{name}@b.c"} if number in (1, 2) else {}
+        await store_all(store, visit(name, name, received=number, traits=email))
+    for number in (0, 3, 4, 5):
+        await store_all(store, identify(f"l{number}", "u", anonymous_id=f"s{number}"))
+    for name in "abc":
+        await store_all(store, visit(name, name, received=9))
+    # Four are examined for those without an identifier, and then four for those with one.
+    await store_all(store, visit("d", "d", received=10))
+    assert await left() == {*stay, *"abcd"} - {"s1"}
+    await store_all(store, visit("e", "e", received=11))
+    assert await left() == {*stay, *"bcde"} - {"s1"}
+    await store_all(store, *(visit(name, name, received=12) for name in "fghi"))
+    assert len(await left()) == 9
+    assert "s2" in await left()
+
+
+async def test_many_visitors_give_way_with_few_statements(store: SqliteStorage) -> None:
+    engine_of(store)._profiles._limits = ProfileLimits(visitors=2000)
+    everyone = [visit(f"a{n}", f"a{n}", received=n, traits=EMAIL) for n in range(2000)]
+    for start in range(0, 2000, 500):
+        await store.write(everyone[start : start + 500])
+    statements = Statements(engine_of(store))
+    await store.write([visit(f"b{n}", f"b{n}", received=3000 + n) for n in range(1000)])
+    looks = [one for one in statements.taken() if "FROM profiles v" in one]
+    # Three pages without one that has no identifier, and one with as many as are needed.
+    assert len(looks) == 4
+    for one in {*looks}:
+        for *_, plan in statements.db.execute(f"EXPLAIN QUERY PLAN {one}"):
+            assert "TEMP B-TREE" not in plan
+            assert not plan.startswith("SCAN"), plan
+    left = {one.anonymous_id for one in await all_pages(store.scan_visitors, WORKSPACE)}
+    assert left == {*(f"a{n}" for n in range(1000, 2000)), *(f"b{n}" for n in range(1000))}
+    assert store.dropped_changes == 0
+
+
+async def test_nothing_is_searched_while_there_is_room(store: SqliteStorage) -> None:
+    engine_of(store)._profiles._limits = ProfileLimits(visitors=2)
+    await store_all(store, visit("1", "a"))
+    statements = Statements(engine_of(store))
+    await store_all(store, visit("2", "b"))
+    await store_all(store, visit("3", "b", traits={"a": 1}))
+    assert not [one for one in statements.taken() if "FROM profiles v" in one]
+    await store_all(store, visit("4", "c"))
+    assert [one for one in statements.taken() if "FROM profiles v" in one]
