@@ -82,11 +82,11 @@ async def people_in(config: Path) -> tuple[list[Event], Any]:
         users = await all_pages(store.scan_users, "acme")
         visitors = await all_pages(store.scan_visitors, "acme")
 
-    def view(one: Any, links: Any) -> Any:
-        return (dict(one.traits), links, one.groups, one.created_at, one.updated_at)
+    def view(one: Any, *more: Any) -> Any:
+        return (dict(one.traits), *more, one.groups, one.created_at, one.updated_at)
 
     return events, (
-        {one.user_id: view(one, one.anonymous_ids) for one in users},
+        {one.user_id: view(one, one.certain, one.anonymous_ids) for one in users},
         {one.anonymous_id: view(one, one.user_id) for one in visitors},
     )
 

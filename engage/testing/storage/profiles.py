@@ -40,6 +40,15 @@ def removal(message_id: str, user_id: str, at: int, *traits: str) -> Event:
     return identify(message_id, user_id, at, origin=OPERATOR_ORIGIN, removedTraits=list(traits))
 
 
+def _named_so(name: str, user_id: str, **fields: Any) -> Event:
+    return identify(f"i-{user_id}", user_id, traits={"a": name}, **fields)
+
+
+def _member_if_greater(name: str, user_id: str, **fields: Any) -> Event:
+    group: Any = {"type": "group", "groupId": "g", "assigned": name == "twilio"}
+    return event(f"g-{user_id}", user_id=user_id, **group, **fields)
+
+
 class ProfileTests:
     """The last write wins, for each trait and each membership."""
 
@@ -116,6 +125,25 @@ class ProfileTests:
         times = {"a": TIME + 10, "b": TIME + 20, "c": TIME + 20, "d": TIME + 5}
         assert profile.trait_times in ({}, times)
         assert (profile.created_at, profile.updated_at) == (TIME + 5, TIME + 20)
+
+    @on_open(ProfileStore)
+    async def test_of_equal_times_and_message_ids_the_greater_origin_wins(self, store: Any) -> None:
+        """In one write and in several, in both orders."""
+        for workspace, names in ("acme", ("api", "twilio")), ("other", ("twilio", "api")):
+            together, apart = (
+                [
+                    made(one, user, workspace=workspace, origin=one)
+                    for one in names
+                    for made in (_named_so, _member_if_greater)
+                ]
+                for user in ("together", "apart")
+            )
+            await store.write(together)
+            for one in apart:
+                await store.write([one])
+            for user in ("together", "apart"):
+                profile = await store.profile(workspace, user)
+                assert (profile.traits, profile.groups) == ({"a": "twilio"}, ["g"])
 
     @on_open(ProfileStore)
     async def test_a_retry_changes_nothing(self, store: Any) -> None:
