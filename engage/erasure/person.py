@@ -15,7 +15,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import orjson
 
@@ -49,6 +49,7 @@ from engage.api import (
     SuppressionStore,
     Traits,
     UserProfile,
+    certain_of,
     changes_of,
     identifier_value,
     render_time,
@@ -79,6 +80,10 @@ __all__ = [
     "subjects_of",
     "visitors_of",
 ]
+
+
+#: The traits that are addresses.
+_ADDRESSES: Final = frozenset(prefix.removesuffix(":") for prefix in RECIPIENT_PREFIXES)
 
 
 class Erasable(ErasureStore, ProfileStore, RecordStore, EventStore):
@@ -178,6 +183,9 @@ class _Own(NamedTuple):
     #: Address → number of the deliveries whose user was found by it.
     found_by: Mapping[str, int]
     traits: Mapping[str, Any]
+    #: As :attr:`UserProfile.certain`. Events of earlier versions have no mark: they count if their
+    #: key is a server key now.
+    certain: Mapping[str, str]
     groups: Collection[str]
     #: The greatest timestamp of an event that made the user exist.
     updated_at: int
@@ -203,6 +211,11 @@ async def own_events(store: EventStore, workspace: Workspace, user_id: str) -> _
                     updated_at = max(updated_at, event.timestamp)
                 case Traits(Kind.USER, _, traits):
                     values |= {("trait", name): value for name, value in traits.items()}
+                    if b'"trusted"' not in event.body and _is_sent_by(event, servers):
+                        values |= {
+                            ("trait", f"{TRUSTED}:{name}"): identifier_value(name, traits[name])
+                            for name in _ADDRESSES & traits.keys()
+                        }
                 case RemovedTraits(Kind.USER, _, names):
                     values |= {("trait", name): REMOVED for name in names}
                 case Membership(Kind.USER, _, name, assigned):
@@ -216,14 +229,16 @@ async def own_events(store: EventStore, workspace: Workspace, user_id: str) -> _
             if key not in registers or registers[key][0] < version:
                 registers[key] = (version, value)
     latest = {key: value for key, (_, value) in registers.items()}
+    all_traits = {name: value for (of, name), value in latest.items() if of == "trait"}
     return _Own(
         links={name: one for name, one in links.items() if latest.get(("link", name), True)},
         found_by=found_by,
         traits={
             name: value
-            for (of, name), value in latest.items()
-            if of == "trait" and value is not REMOVED and not name.startswith(TRUSTED)
+            for name, value in all_traits.items()
+            if value is not REMOVED and not name.startswith(TRUSTED)
         },
+        certain=certain_of(all_traits, _ADDRESSES),
         groups={name for (of, name), member in latest.items() if of == "group" and member},
         updated_at=updated_at,
     )
@@ -233,11 +248,13 @@ def _is_sure(event: Event, anonymous_id: str, servers: Collection[str]) -> bool:
     """Return whether an event that links an anonymous id to a user cannot be anyone's claim."""
     if event.type not in ("identify", "alias"):  # A server passes on the cookies of browsers.
         return False
-    document = event.document()
-    if event.type == "alias" and document.get("previousId") != anonymous_id:
+    if event.type == "alias" and event.document().get("previousId") != anonymous_id:
         return False
-    sent = event.origin == API_ORIGIN and document.get("writeKeyId") in servers
-    return sent or event.origin == OPERATOR_ORIGIN
+    return event.origin == OPERATOR_ORIGIN or _is_sent_by(event, servers)
+
+
+def _is_sent_by(event: Event, keys: Collection[str]) -> bool:
+    return event.origin == API_ORIGIN and event.document().get("writeKeyId") in keys
 
 
 def _found_by(origin: str, body: bytes) -> str | None:
@@ -248,11 +265,17 @@ def _found_by(origin: str, body: bytes) -> str | None:
     return found if isinstance(found, str) else None
 
 
-async def visitors_of(store: Erasable, workspace: Workspace, user_id: str) -> set[str]:
+async def visitors_of(
+    store: Erasable, workspace: Workspace, user_id: str, own: _Own | None = None
+) -> set[str]:
     """Return the anonymous ids that surely are a user's: those that a server key or an operator
-    linked to it, and to no other user before. What else links them may be anyone's claim."""
+    linked to it, and to no other user before. What else links them may be anyone's claim.
+
+    :param own: what :func:`own_events` returned, if it is known.
+    """
     found, others = set[str](), dict[str, Mapping[str, tuple[int, str, str]]]()
-    for name, link in (await own_events(store, workspace, user_id)).links.items():
+    own = await own_events(store, workspace, user_id) if own is None else own
+    for name, link in own.links.items():
         for other, _ in await store.links_to(workspace.id, name):
             if other not in others:
                 others[other] = (await own_events(store, workspace, other)).links
@@ -445,10 +468,12 @@ async def person_of(
     for name in visitors:
         if name.startswith(RECIPIENT_PREFIXES):
             raise EngageError(f"{name!r} is no visitor but an address: name the address")
-    certain = await known.certain(workspace.id, user_id)
-    values = [(one, certain.get(one.removesuffix(":"))) for one in RECIPIENT_PREFIXES]
-    sure = [prefix + value for prefix, value in values if value is not None]
-    taken = {*await visitors_of(known, workspace, user_id), *sure, *addresses, *visitors}
+    own = await own_events(known, workspace, user_id)
+    # Events that made one certain may have expired.
+    kept = (await known.certain(workspace.id, user_id)).items()
+    certain = {**own.certain, **{trait: value for trait, value in kept if value is not None}}
+    sure = [f"{trait}:{certain[trait]}" for trait in sorted(_ADDRESSES & certain.keys())]
+    taken = {*await visitors_of(known, workspace, user_id, own), *sure, *addresses, *visitors}
     person = Person(
         workspace_id=workspace.id,
         users={user_id: MAX_TIME},

@@ -18,7 +18,7 @@ import pytest
 
 from engage.api import ERASED, EngageError, Kind, Status, StorageUnavailable
 from engage.erasure.erase import Receipt, erase_user, repeat
-from engage.erasure.person import export_person
+from engage.erasure.person import export_person, person_of
 from engage.erasure.requests import erasure_requests, note_requests
 from engage.testing import MemoryStore
 from engage.testing.factories import TIME, event, identify, letter
@@ -275,6 +275,23 @@ async def test_certain_addresses_are_taken(store: Any, tmp_path: Path) -> None:
     wanted = [("email", "ann@x.org"), ("whatsapp", "+49123")]
     assert {one.address for one in await store.suppressions("acme", wanted)} == {"+49123"}
     assert await store.certain("acme", "ann") == {}
+
+
+@on_each
+async def test_an_address_that_a_server_key_set_before_the_mark_is_certain(
+    store: Any, tmp_path: Path
+) -> None:
+    await store.write(
+        [
+            identify("1", "ann", 1, traits={"email": "Ann@x.org"}, writeKeyId="backend"),
+            identify("2", "ann", 2, traits={"phone": "+49 123"}, writeKeyId="website"),
+            identify("3", "bob", 2, traits={"email": "bob@x.org"}, writeKeyId="backend"),
+            identify("4", "bob", 3, traits={"email": "eve@x.org"}, writeKeyId="website"),
+        ]
+    )
+    workspace = config(tmp_path).workspaces[0]
+    assert (await person_of(store, workspace, "ann")).addresses == ["email:ann@x.org"]
+    assert (await person_of(store, workspace, "bob")).addresses == []
 
 
 @pytest.mark.virtual_time
