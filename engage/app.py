@@ -85,7 +85,7 @@ def build(
     ingest = _make_ingest(config, store, front, observers, readiness, metrics)
     depth = config.limits.json_depth
     transforms = Transforms(registry.make_transforms(config), schemas, json_depth=depth)
-    conflicts = Conflicts(ingest)
+    conflicts = Conflicts(ingest, config.erasures.key)
     pipeline = Pipeline(
         workspaces=config.workspaces,
         limits=config.limits,

@@ -11,8 +11,9 @@ from engage.api.events import Event, Kind, Subject
 
 __all__ = ["ERASED", "ErasureStore"]
 
-#: The body of an erased event, in :attr:`Outcome.stored` of a duplicate of it.
-ERASED: Final = b""
+#: Begins the mark that an erased event leaves in place of its body. The mark that an earlier
+#: version of engage left is empty. The body of an event is a JSON object, so it is never a mark.
+ERASED: Final = b"hmac-sha256:"
 
 
 class ErasureStore(abc.ABC):
@@ -24,12 +25,16 @@ class ErasureStore(abc.ABC):
     """
 
     @abc.abstractmethod
-    async def erase_events(self, events: Sequence[Event]) -> int:
+    async def erase_events(self, events: Sequence[Event], marks: Sequence[bytes]) -> int:
         """Erase events, at most 500, and return how many were stored.
 
-        Only the identity and the time of receipt are kept, and expire with it. Nothing is found or
-        scanned under the identity any more, but an event that has it is a duplicate, of which
-        :attr:`Outcome.stored` is :data:`ERASED`. The changes that it made stay.
+        Only the identity, the time of receipt and the mark are kept, and expire with it. Nothing is
+        found or scanned under the identity any more, but an event that has it is a duplicate, of
+        which :attr:`Outcome.stored` is always the mark. The changes that it made stay.
+
+        :param marks: one for each event, of at most 128 bytes, which begins with :data:`ERASED` or
+            is empty. The core compares it with what arrives later. An event that is erased already
+            keeps its own.
         """
 
     @abc.abstractmethod

@@ -60,8 +60,8 @@ class Outcome:
     status: Status
     #: Why the storage can never store this event: one sentence for the client, without its values.
     reason: str | None = None
-    #: For a duplicate: the body of the event that is stored under the same identity;
-    #: :data:`ERASED` if it was erased.
+    #: For a duplicate: the body of the event that is stored under the same identity; its mark if it
+    #: was erased (see :meth:`ErasureStore.erase_events`).
     stored: bytes | None = None
 
 

@@ -51,6 +51,7 @@ from engage.erasure.person import (
     visitors_of,
 )
 from engage.erasure.requests import noted_requests, request_notes
+from engage.pipeline.conflicts import mark_of
 from engage.pipeline.operator import decide_link
 from engage.pipeline.subscriptions import OBJECTION
 from engage.upkeep.audit import Actor, record_audit
@@ -354,7 +355,8 @@ async def _carry_out(
             gone = [
                 one for one in some if whose.owns(one.user_id, one.anonymous_id, one.received_at)
             ]
-            counts["events"] += await store.erase_events(gone)
+            marks = [mark_of(one, key_of(config)) for one in gone]
+            counts["events"] += await store.erase_events(gone, marks)
             report("events", counts["events"])
 
     report("searching events", 0)

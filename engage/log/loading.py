@@ -87,7 +87,8 @@ class Loader:
     :param limits: those of the servers.
     :param timeout: seconds that a call may take.
     :param clock: returns milliseconds since 1970 UTC.
-    :param erasures_key: ``[erasures] key``: what the log has of people who were erased is dropped.
+    :param erasures_key: ``[erasures] key``: what the log has of people who were erased is dropped,
+        and what another has with the message id of an erased event is a conflict.
     :param range_: read this part of the log, and then end; by default all of it, until
         :meth:`stop`.
     """
@@ -131,7 +132,7 @@ class Loader:
         self._writer = Writer(
             log,
             ingest,
-            Conflicts(ingest),
+            Conflicts(ingest, erasures_key),
             Tombstones(store, erasures_key),
             log_calls=self.log_calls,
             metrics=metrics,

@@ -2,6 +2,9 @@
 """Finds out why an event was not stored, and keeps it if another event has its message id.
 
 Nothing is acknowledged that is kept nowhere: a conflict that cannot be kept is refused.
+
+An erased event leaves a mark, by which a late retry of it is told from another's event: that one is
+a conflict, or anyone could make message ids useless by having their own events erased.
 """
 
 from __future__ import annotations
@@ -9,25 +12,31 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
 from engage.api import API_ORIGIN, ERASED, Event, Outcome, Status, StorageUnavailable
 from engage.errors import ApiError, conflict_not_kept, overloaded
 from engage.pipeline.dead_letters import Conflict, find_conflict, letter_of_conflict
+from engage.pipeline.normalise import engage_mark
+from engage.upkeep.erasures import fingerprint, hash_of
 
 if TYPE_CHECKING:
     from engage.pipeline.ingest import Ingest
     from engage.pipeline.normalise import Arrival
 
-__all__ = ["Conflicts"]
+__all__ = ["Conflicts", "mark_of"]
 
 
 class Conflicts:
     """Finds and keeps conflicts.
 
     :param ingest: writes the dead letters, and finds stored events.
+    :param erasures_key: ``[erasures] key``. What another key marked is not compared.
     """
 
-    def __init__(self, ingest: Ingest) -> None:
+    def __init__(self, ingest: Ingest, erasures_key: str | None) -> None:
         self._ingest = ingest
+        self._erasures_key = erasures_key
 
     async def problem(self, event: Event, outcome: Outcome) -> ApiError | Conflict | None:
         """Find out why an event was not stored.
@@ -43,9 +52,10 @@ class Conflicts:
             if found is None:  # it has just expired, so the next attempt stores this one
                 raise StorageUnavailable("the event with this message id has just expired")
             stored = found.body
-        if stored == ERASED:
-            return None
-        return find_conflict(event, stored)
+        if stored and not stored.startswith(ERASED):
+            return find_conflict(event, stored)
+        key = self._erasures_key
+        return Conflict(()) if key is not None and _is_another(event, stored, key) else None
 
     async def keep(
         self, conflicts: Sequence[tuple[Mapping[str, Any], Event, Conflict]], arrival: Arrival
@@ -70,3 +80,26 @@ class Conflicts:
             None if stored else conflict_not_kept(conflict.message, conflict.errors)
             for (_, _, conflict), stored in zip(conflicts, kept, strict=True)
         ]
+
+
+def mark_of(event: Event, key: str) -> bytes:
+    """Return the mark that an event leaves when it is erased: a keyed hash of its ids.
+
+    Whoever has no key cannot even tell which erased events were of one person. The mark is empty if
+    engage looked up whose the event was: when the delivery is repeated, it finds somebody else.
+
+    :param key: ``[erasures] key``.
+    """
+    if event.origin != API_ORIGIN and "foundBy" in engage_mark(event.document()):
+        return b""
+    names = [event.origin, event.message_id, event.user_id, event.anonymous_id]
+    hashed = hash_of(key, event.workspace_id, orjson.dumps(names).decode())
+    return b"%b%b:%b" % (ERASED, fingerprint(key).encode(), hashed.encode())
+
+
+def _is_another(event: Event, mark: bytes, key: str) -> bool:
+    """Return whether an event is surely not the erased one that left a mark."""
+    if event.origin != API_ORIGIN and event.user_id is None and ":" in (event.anonymous_id or ""):
+        return False  # The id may be the address of somebody who was found before the erasure.
+    own = mark_of(event, key)
+    return own != mark and own.rpartition(b":")[0] == mark.rpartition(b":")[0]

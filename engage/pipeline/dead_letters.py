@@ -74,12 +74,12 @@ _VOLATILE: Final = ("sentAt",)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Conflict:
-    """A different event is stored under this event's message id.
+    """A different event is stored under this event's message id, or was until it was erased.
 
     The stored event stays; the later one becomes a dead letter.
     """
 
-    #: The names of the fields in which the two events differ.
+    #: The names of the fields in which the two events differ; none if the other one was erased.
     fields: Sequence[str]
     code: ClassVar[str] = CONFLICT
 
@@ -87,6 +87,8 @@ class Conflict:
     def message(self) -> str:
         """The reason in one sentence."""
         names = ", ".join(self.fields)
+        if not names:
+            return "another user's or visitor's event had this messageId until it was erased"
         return f"another event is stored with this messageId; they differ in {names}"
 
     @property

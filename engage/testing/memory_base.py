@@ -116,8 +116,8 @@ class Stored:
         self.available = True
         #: By identity.
         self.events = Arrivals[tuple[str, str, str], api.Event]()
-        #: The identities of erased events, with the time of receipt.
-        self.erased: dict[tuple[str, str, str], int] = {}
+        #: The identities of erased events, with the time of receipt and the mark.
+        self.erased: dict[tuple[str, str, str], tuple[int, bytes]] = {}
         #: By workspace, kind and id.
         self.profiles = Arrivals[tuple[str, Kind, str], Profile]()
         #: Workspace and id of the changes of subscriptions that were applied.

@@ -40,7 +40,7 @@ class MemoryEvents(Memory, api.EventStore):
             return api.Outcome(api.Status.REFUSED, reason="an id is not Unicode text")
         known = self.stored.events.get(event.identity)
         if event.identity in self.stored.erased:
-            return api.Outcome(api.Status.DUPLICATE, stored=api.ERASED)
+            return api.Outcome(api.Status.DUPLICATE, stored=self.stored.erased[event.identity][1])
         if known is not None:
             return api.Outcome(api.Status.DUPLICATE, stored=known.body)
         self.stored.events[event.identity] = event
@@ -66,15 +66,15 @@ class MemoryEvents(Memory, api.EventStore):
         if not times or (times[-1][0] < before and not force):
             return 0
         erased = self.contents().erased
-        gone = delete(erased, [key for key, at in erased.items() if at < before][:limit])
+        gone = delete(erased, [key for key, (at, _) in erased.items() if at < before][:limit])
         limit -= gone
         return gone + delete(events, [key for at, key in times if at < before][:limit])
 
-    async def erase_events(self, events: Sequence[api.Event]) -> int:
+    async def erase_events(self, events: Sequence[api.Event], marks: Sequence[bytes]) -> int:
         known = self.contents()
         known.erased |= {
-            event.identity: known.events[event.identity].received_at
-            for event in events
+            event.identity: (known.events[event.identity].received_at, mark)
+            for event, mark in zip(events, marks, strict=True)
             if event.identity in known.events
         }
         return delete(known.events, [event.identity for event in events])

@@ -18,6 +18,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Final, TypeVar
 
 from engage.api import (
+    ERASED,
     CountStore,
     DeadLetter,
     DeadLetterStore,
@@ -110,7 +111,11 @@ async def _write(target: EventStore, events: Sequence[Event], counts: Counts) ->
             counts.copied += 1
         elif outcome.status is Status.REFUSED:
             counts.refuse(outcome.reason or "the target refused the event")
-        elif outcome.stored is None or same_json(outcome.stored, event.body):
+        elif (
+            not outcome.stored
+            or outcome.stored.startswith(ERASED)
+            or same_json(outcome.stored, event.body)
+        ):
             counts.duplicate += 1
         else:
             counts.conflict("the target has another event with the same message id")

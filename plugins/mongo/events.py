@@ -13,7 +13,7 @@ from bson.datetime_ms import DatetimeMS
 from bson.objectid import ObjectId
 from pymongo.errors import OperationFailure, PyMongoError
 
-from engage.api import ERASED, Event, EventFilter, Page
+from engage.api import Event, EventFilter, Page
 
 from .connection import Connection
 from .documents import any_of, decode_event, event_id, is_text, of_origin
@@ -46,7 +46,7 @@ _TEXTS: Final = {
 }
 #: Characters of the beginning of a text that the server compares. MongoDB's limit is 32 KiB.
 _MAX_PATTERN: Final = 1000
-#: The type of the document that an erased event leaves. It has an empty body, and expires as the
+#: The type of the document that an erased event leaves. Its body is the mark, and it expires as the
 #: event would have.
 ERASED_TYPE: Final = "erased"
 #: The times that BSON can have.
@@ -67,11 +67,12 @@ class Events:
         with self._connection.calling() as db:
             found = await db[EVENTS].find_one({"_id": key})
         event = None if found is None else decode_event(found)
-        return None if event is None or event.body == ERASED else event
+        return None if event is None or event.type == ERASED_TYPE else event
 
-    async def erase(self, events: Sequence[Event]) -> int:
+    async def erase(self, events: Sequence[Event], marks: Sequence[bytes]) -> int:
         """Erase events, and return how many were stored; see :meth:`ErasureStore.erase_events`."""
-        ids = [key for one in events if is_text(key := event_id(*one.identity))]
+        by_id = {event_id(*one.identity): mark for one, mark in zip(events, marks, strict=True)}
+        ids = [key for key in by_id if is_text(key)]
         fields = {"_seq": 1, "workspaceId": 1, "receivedAt": 1}
         with self._connection.calling() as db:
             statements = []
@@ -80,7 +81,8 @@ class Events:
                     {"_id": any_of(chunk), "type": {"$ne": ERASED_TYPE}}, fields
                 ):
                     left = {**one, "timestamp": one["receivedAt"], "type": ERASED_TYPE}
-                    statements.append({"q": {"_id": one["_id"]}, "u": {**left, "_raw": ERASED}})
+                    left["_raw"] = by_id[one["_id"]]
+                    statements.append({"q": {"_id": one["_id"]}, "u": left})
             await self._connection.update(EVENTS, statements)
         return len(statements)
 
@@ -270,7 +272,7 @@ def _bounds(wanted: EventFilter) -> dict[str, Any]:
 async def _page(cursor: Any, limit: int) -> Page[Event]:
     """Return a page of events in the order of a cursor of the driver, without those erased."""
     items, last = await read_page(cursor, limit, _sized)
-    found = [one for one in items if one.body != ERASED]
+    found = [one for one in items if one.type != ERASED_TYPE]
     return Page(found, None if last is None else cursor_of(last))
 
 

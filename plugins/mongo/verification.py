@@ -8,7 +8,7 @@ from typing import Any
 
 from bson.objectid import ObjectId
 
-from engage.api import Kind, Page, StoredLink, StoreProblem, identifier_value
+from engage.api import ERASED, Kind, Page, StoredLink, StoreProblem, identifier_value
 
 from .connection import Connection
 from .documents import (
@@ -143,7 +143,7 @@ def _problems(check: _Check, document: _Document) -> Iterator[str]:
 
 def _event(document: _Document) -> Iterator[str]:
     if document["type"] == ERASED_TYPE:
-        if document["_raw"] or "messageId" in document:
+        if document["_raw"][: len(ERASED)] not in (b"", ERASED) or "messageId" in document:
             yield "is erased, but not all of it"
     else:
         event = decode_event(document)

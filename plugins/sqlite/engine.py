@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from engage.api import (
@@ -194,12 +194,15 @@ class Engine(Transactions):
                 with contextlib.suppress(sqlite3.Error):
                     db.execute("PRAGMA secure_delete = FAST")
 
-    def erase_events(self, keys: Sequence[bytes]) -> int:
-        """Erase events; see :meth:`ErasureStore.erase_events`."""
+    def mark_erased(self, marks: Mapping[bytes, bytes]) -> int:
+        """Erase events; see :meth:`ErasureStore.erase_events`.
+
+        :param marks: key → mark.
+        """
         with self._erasing() as db:
             if not self.keys.is_taken_over:
                 self.keys.take_over(db)
-            return events.erase(db, self.keys.candidates(db, set(keys)))
+            return events.erase(db, self.keys.candidates(db, marks.keys()), marks)
 
     def erase_profile(self, workspace_id: str, kind: int, name: str) -> bool:
         """Erase a user or a visitor, and return whether there was one."""

@@ -394,9 +394,9 @@ class SqliteStorage(
         return await self._writer.call(operations.EXPIRE_RECORDS, kind, before, limit)
 
     # --------------------------------------------------------------------------- erasing
-    async def erase_events(self, events: Sequence[Event]) -> int:
+    async def erase_events(self, events: Sequence[Event], marks: Sequence[bytes]) -> int:
         keys = [key_of(*event.identity) for event in events]
-        return await self._writer.call(operations.ERASE_EVENTS, keys)
+        return await self._writer.call(operations.MARK_ERASED, dict(zip(keys, marks, strict=True)))
 
     async def erase_profile(self, workspace_id: str, kind: Kind, name: str) -> bool:
         if not is_text(name):

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import orjson
 
-from engage.api import StorageUnavailable, StoredLink, StoreProblem, identifier_value
+from engage.api import ERASED, StorageUnavailable, StoredLink, StoreProblem, identifier_value
 
 from .connection import key_of
 from .schema import GROUP, VISITOR
@@ -90,9 +90,10 @@ def _events(
     """Look at some events, and return the key of each."""
     found: list[StoreProblem] = []
     rows = db.execute(
-        "SELECT seq, key, workspace, origin, message_id, type = ?, length(body) = 0 AND "
+        "SELECT seq, key, workspace, origin, message_id, type = ?, "
+        "(length(body) = 0 OR substr(body, 1, ?) = ?) AND "
         "ifnull(user_id, anonymous_id) IS NULL FROM events WHERE seq > ? ORDER BY seq LIMIT ?",
-        (ERASED_TYPE, after, _STEP),
+        (ERASED_TYPE, len(ERASED), ERASED, after, _STEP),
     ).fetchall()
     last = after
     for seq, key, workspace, origin, message_id, is_erased, is_empty in rows:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import threading
@@ -20,6 +21,7 @@ from engage.upkeep import erasures
 from support.commands import run
 from support.exports import on_store
 from support.people import KEY, fill, lines, traces
+from support.server_process import KEY as PUBLIC
 from support.server_process import start_server
 from support.sqlite import config_file
 
@@ -345,6 +347,54 @@ def test_check_says_that_the_file_cannot_be_written(
 
 
 # ----------------------------------------------------------------------------------------- a server
+def test_the_message_ids_of_an_erased_user_swallow_no_event_of_another(tmp_path: Path) -> None:
+    """Anyone with the public key can use the message ids that a server will use, and be erased."""
+    extra = f"""
+[[workspaces.write_keys]]
+id = "backend"
+kind = "server"
+sha256 = "{hashlib.sha256(KEY.encode()).hexdigest()}"
+
+[erasures]
+key = "{KEY}"
+"""
+    storage = '[storage]\nbackend = "sqlite"\nwrite_timeout = 2\n[storage.sqlite]\npath="engage.db"'
+    with start_server(tmp_path, workers=2, storage=storage, config_extra=extra) as server:
+
+        def orders(**ids: str) -> list[dict[str, Any]]:
+            return [
+                {"type": "track", "event": "Order Completed", "messageId": f"order-{n}", **ids}
+                for n in range(100)
+            ]
+
+        def send(items: Any, key: str) -> Any:
+            answer = server.post("/v1/batch", {"batch": items}, key=key)
+            assert (answer.status_code, answer.json()["rejected"]) == (200, [])
+            return answer.json()
+
+        own = [*orders(userId="mallory")[:50], *orders(anonymousId="m-1")[50:]]
+        assert send(own, PUBLIC)["accepted"] == 100
+        link = {"userId": "mallory", "anonymousId": "m-1", "messageId": "link"}
+        assert server.post("/v1/identify", link).status_code == 200
+        options = ("--config", server.config, "--user", "mallory", "--visitor", "m-1")
+        result = run("erase", "user", *options, "--yes", "--json")
+        assert json.loads(result.stdout)["erased"]["events"] == 101
+        assert send(own, PUBLIC)["duplicates"] == 100
+        assert server.export("dead-letters") == []
+        theirs = orders(userId="victim")
+        assert server.post("/v1/track", theirs[0], key=KEY).json()["success"]
+        assert send(theirs, KEY)["duplicates"] == 100
+        kept = server.export("dead-letters")
+        assert server.export("events") == []
+    found = sorted(
+        (one["messageId"], one["userId"], json.loads(one["item"])["event"]) for one in kept
+    )
+    assert found == sorted((one["messageId"], "victim", "Order Completed") for one in theirs)
+    assert {one["reason"] for one in kept} == {"message_id_conflict"}
+    report = run("verify", "--config", server.config)
+    assert report.exit_code == 0, report.stderr
+
+
 @pytest.mark.long
 def test_a_user_whose_events_arrive_is_erased_up_to_the_receipt(tmp_path: Path) -> None:
     """500 events a second of the same user arrive while it is erased."""

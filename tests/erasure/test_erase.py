@@ -16,10 +16,11 @@ from typing import Any
 import orjson
 import pytest
 
-from engage.api import ERASED, EngageError, Kind, Status, StorageUnavailable
+from engage.api import EngageError, Kind, Status, StorageUnavailable
 from engage.erasure.erase import Receipt, erase_user, repeat
 from engage.erasure.person import export_person, person_of
 from engage.erasure.requests import erasure_requests, note_requests
+from engage.pipeline.conflicts import mark_of
 from engage.testing import MemoryStore
 from engage.testing.factories import TIME, event, identify, letter
 from engage.testing.factories import ids as ids_of
@@ -33,6 +34,7 @@ from support.memory_log import MemoryBroker
 from support.memory_store import MemoryEvents
 from support.people import ACTOR, ADDRESSES, KEY, config, fill, lines, on_each, traces
 from support.sqlite import make
+from support.verifying import full
 
 #: The methods that change a store.
 STEPS = (
@@ -103,8 +105,15 @@ async def test_a_late_retry_stores_nothing_and_a_later_event_is_new(
 ) -> None:
     await fill(store)
     await erased(store, tmp_path)
-    (outcome,) = await store.write([identify("m1", "ann", 1, traits={"email": "ANN@x.org"})])
-    assert (outcome.status, outcome.stored) == (Status.DUPLICATE, ERASED)
+    late = [
+        identify("m1", "ann", 1, traits={"email": "ANN@x.org"}),
+        event("m3", anonymous_id="a1", at=1),
+    ]
+    outcomes = await store.write(late)
+    marks = [mark_of(one, KEY) for one in late]
+    assert [one.stored for one in outcomes] == marks
+    assert {one.status for one in outcomes} == {Status.DUPLICATE}
+    assert len({*marks}) == 2
     assert await traces(store) == []
     await store.write([event("n1", user_id="ann", anonymous_id="a1", at=2**40)])
     await store.write([identify("n2", "ann", 2**40, traits={"plan": "b"})])
@@ -427,7 +436,7 @@ async def test_a_file_is_repeated_on_a_store_from_before(store: Any, tmp_path: P
     elsewhere.mkdir()
     counts = await repeat(backup, config(elsewhere), known)
     assert (counts["events"], counts["users"], counts["visitors"]) == (8, 1, 1)
-    await backup.erase_events([identify("n1", "ann", 2**40)])
+    await backup.erase_events([identify("n1", "ann", 2**40)], [b""])
     assert (await backup.profile("acme", "ann")).traits == {"plan": "new"}
     await backup.erase_profile("acme", Kind.USER, "ann")
     assert await traces(backup) == []
@@ -580,7 +589,17 @@ async def test_a_loader_drops_what_was_received_before_an_erasure(tmp_path: Path
             letter("k7", user_id="ann", received_at=receipt.at),
         )
         await caught_up(broker)
-    assert loader.metrics.loads == {"stored": 3, "erased": 3, "letter": 1}
+        # A late retry of an erased event, and another's event with its message id.
+        put(
+            broker,
+            event("m3", anonymous_id="a1", at=at, properties={"late": True}),
+            full("m3", user_id="bob", at=at),
+        )
+        await caught_up(broker)
+    expected = {"stored": 3, "erased": 3, "letter": 1, "duplicate": 1, "conflict": 1}
+    assert loader.metrics.loads == expected
+    (kept,) = [one for one in store.stored.letters.values() if one.message_id == "m3"]
+    assert (kept.user_id, kept.reason) == ("bob", "message_id_conflict")
     found = {one.message_id for one in store.stored.events.values()}
     assert {"k4", "k5"} <= found
     assert not found & {"k1", "k2", "k3"}

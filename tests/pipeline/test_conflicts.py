@@ -7,16 +7,21 @@ items, of which anyone with a write key can send any number, cannot prevent that
 
 from __future__ import annotations
 
+import contextlib
+import re
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
-from engage.api import DeadLetterBudget, DeadLetterStore, StorageUnavailable
+from engage.api import DeadLetterBudget, DeadLetterStore, EventFilter, StorageUnavailable
 from engage.config import Limits
-from engage.testing.factories import all_pages
+from engage.pipeline.conflicts import mark_of
+from engage.testing.factories import all_pages, event
 from support.memory_store import MemoryEvents, MemoryStore
+from support.people import KEY
 from support.pipeline import (
     BAD,
     GOOD,
@@ -143,25 +148,150 @@ async def test_an_event_is_not_acknowledged_when_the_stored_one_has_just_expired
         await send_event(core, OTHER)
 
 
-async def test_an_event_under_an_erased_identity_is_acknowledged_and_not_kept(
-    tmp_path: Path,
-) -> None:
-    """Whatever it contains: it may be a late retry."""
-    store = make(tmp_path)
+def named(user: str | None = None, visitor: str | None = None, **fields: Any) -> dict[str, Any]:
+    """Return an event of a user or a visitor."""
+    ids = {"userId": user, "anonymousId": visitor}
+    return {"type": "track", "event": "e", **{k: v for k, v in ids.items() if v}, **fields}
+
+
+#: Whose the erased events were: a user's, a visitor's, and those of a user with a visitor.
+ERASED = [named("ann"), named(None, "a-1"), named("ann", "a-1"), named("a-1", "ann")]
+
+
+@contextlib.asynccontextmanager
+async def with_erased(
+    folder: Path, *, mark: bytes | None = None, key: str | None = KEY
+) -> AsyncIterator[Core]:
+    """Open an SQLite store with the erased events ``m0``, ``m1`` …
+
+    :param mark: what they left, instead of the usual.
+    :param key: of the server.
+    """
+    store = make(folder)
     await store.open(create=True)
     try:
-        core = make_core(store)
-        await send_event(core, FIRST)
-        erased = await store.find("acme", "api", "m")
-        assert erased is not None
-        assert await store.erase_events([erased]) == 1
-        for item in (FIRST, OTHER):
-            await send_event(core, item)
-        assert (await send_batch(core, [OTHER])).duplicates == 1
-        assert await store.find("acme", "api", "m") is None
-        assert await all_pages(store.scan_dead_letters, "acme") == []
+        core = make_core(store, erasures_key=key)
+        items = [{**one, "messageId": f"m{number}"} for number, one in enumerate(ERASED)]
+        assert (await send_batch(core, items)).accepted == len(ERASED)
+        events = await all_pages(store.scan, EventFilter())
+        marks = [mark_of(one, KEY) if mark is None else mark for one in events]
+        assert await store.erase_events(events, marks) == len(ERASED)
+        yield core
     finally:
         await store.close()
+
+
+async def test_a_late_retry_of_an_erased_event_is_stored_nowhere(tmp_path: Path) -> None:
+    """Whatever else it contains."""
+    async with with_erased(tmp_path) as core:
+        late = [
+            {**one, "messageId": f"m{number}", "event": event, "properties": {"a": 1}}
+            for number, one in enumerate(ERASED)
+            for event in "ef"
+        ]
+        for item in late:
+            await send_event(core, item)
+        assert (await send_batch(core, late)).duplicates == len(late)
+        assert core.metrics.events["track", "duplicate"] == 2 * len(late)
+        assert await all_pages(core.store.scan, EventFilter()) == []
+        assert await all_pages(core.store.scan_dead_letters, "acme") == []
+
+
+async def test_an_event_of_another_with_an_erased_identity_is_a_conflict(tmp_path: Path) -> None:
+    async with with_erased(tmp_path) as core:
+        others = [
+            {**named(*ids), "messageId": f"m{number}"}
+            for number, one in enumerate(ERASED)
+            for user in ("ann", "a-1", "bob", None)
+            for visitor in ("ann", "a-1", "bob", None)
+            if (ids := (user, visitor))
+            not in ((None, None), (one.get("userId"), one.get("anonymousId")))
+        ]
+        assert len(others) == 4 * 14
+        await send_event(core, others[0])
+        result = await send_batch(core, [*others, {**ERASED[0], "messageId": "m0"}, GOOD])
+        assert (result.accepted, result.duplicates) == (1, len(others) + 1)
+        assert core.metrics.events["track", "conflict"] == len(others) + 1
+        letters = await all_pages(core.store.scan_dead_letters, "acme")
+        kept = [orjson.loads(letter.item) for letter in letters]
+        assert [(one.get("userId"), one.get("anonymousId"), one["messageId"]) for one in kept] == [
+            (one.get("userId"), one.get("anonymousId"), one["messageId"]) for one in others
+        ]
+        assert {letter.reason for letter in letters} == {CODE}
+        assert {letter.message for letter in letters} == {
+            "another user's or visitor's event had this messageId until it was erased"
+        }
+        assert [letter.errors for letter in letters] == [[]] * len(others)
+
+
+async def test_a_conflict_with_an_erased_event_that_cannot_be_kept_is_refused() -> None:
+    core = make_core(erasures_key=KEY)
+    await send_event(core, FIRST)
+    (event,) = core.store.stored.events.values()
+    await core.store.erase_events([event], [mark_of(event, KEY)])
+    core.store.full = {"conflict"}
+    error = await error_of(send_event(core, {**FIRST, "userId": "v"}))
+    assert (error.status, error.code) == (400, CODE)
+    assert "send it with a different messageId" in error.message
+
+
+@pytest.mark.parametrize(
+    ("mark", "key"), [(b"", KEY), (None, None), (None, KEY[::-1])], ids=["older", "no key", "other"]
+)
+async def test_what_cannot_be_compared_with_an_erased_event_is_a_duplicate(
+    mark: bytes | None, key: str | None, tmp_path: Path
+) -> None:
+    """An earlier version of engage erased it, or the server has not the key of the erasure."""
+    async with with_erased(tmp_path, mark=mark, key=key) as core:
+        await send_event(core, {**named("bob"), "messageId": "m0"})
+        assert (await send_batch(core, [{**named("bob"), "messageId": "m1"}])).duplicates == 1
+        assert await all_pages(core.store.scan_dead_letters, "acme") == []
+
+
+def test_a_mark_tells_nothing_without_the_key() -> None:
+    """Not even which erased events were of one person."""
+    events = [
+        event(name, user_id="ann", anonymous_id="a-1", workspace=workspace, origin=origin)
+        for name in ("m1", "m2")
+        for workspace in ("acme", "other")
+        for origin in ("api", "segment")
+    ]
+    marks = [mark_of(one, KEY) for one in events]
+    assert len({*marks, mark_of(events[0], KEY[::-1])}) == len(events) + 1
+    for mark in marks:
+        assert re.fullmatch(rb"hmac-sha256:[0-9a-f]{8}:[0-9a-f]{64}", mark)
+
+
+FOUND: dict[str, Any] = {"context": {"engage": {"foundBy": "email:ann@x.org"}}}
+MADE = named(None, "email:ann@x.org")
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "kept"),
+    [
+        (named("ann"), named("ann"), False),
+        (named("ann"), named("bob"), True),
+        (named("ann", **FOUND), named("cus_1"), False),
+        (named("cus_1"), named("bob", **FOUND), False),
+        (named("ann", **FOUND), MADE, False),
+        (named("cus_1"), MADE, False),
+        (MADE, MADE, False),
+        (MADE, named("bob", **FOUND), False),
+        (MADE, named("bob"), True),
+    ],
+)
+async def test_a_delivery_whose_user_was_looked_up_is_no_conflict_with_an_erased_one(
+    first: dict[str, Any], later: dict[str, Any], kept: bool
+) -> None:
+    """The provider repeats a delivery, and nobody, or somebody else, has the address now."""
+    core = make_core(erasures_key=KEY)
+    await core.pipeline.deliver("acme", "stripe", [{**first, "messageId": "m"}])
+    (stored,) = core.store.stored.events.values()
+    await core.store.erase_events([stored], [mark_of(stored, KEY)])
+    result = await core.pipeline.deliver("acme", "stripe", [{**later, "messageId": "m"}])
+    assert (result.accepted, result.duplicates) == (0, 1)
+    assert len(core.letters) == kept
+    assert core.documents == []
 
 
 async def test_a_conflict_is_kept_whole() -> None:

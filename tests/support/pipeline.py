@@ -167,7 +167,7 @@ def make_core(
         schemas=SCHEMAS,
         transforms=Transforms(transforms, SCHEMAS, json_depth=limits.json_depth),
         ingest=ingest,
-        conflicts=Conflicts(ingest),
+        conflicts=Conflicts(ingest, erasures_key),
         metrics=metrics,
         clock=clock,
         erasures_key=erasures_key,

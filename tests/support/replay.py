@@ -106,7 +106,7 @@ def compose(
         transforms=transforms,
         clock=lambda: bench.now,
     )
-    conflicts = Conflicts(core.ingest)
+    conflicts = Conflicts(core.ingest, None)
     explainer = Explainer(
         schemas=SCHEMAS,
         transforms=Transforms(transforms, SCHEMAS, json_depth=limits.json_depth),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from engage.api import (
+    ERASED,
     DeadLetterBudget,
     EventStore,
     Kind,
@@ -97,6 +98,17 @@ async def run(source: EventStore, target: EventStore) -> dict[str, tuple[int, in
 def numbers(counts: Counts) -> tuple[int, int, int, int]:
     """Return (copied, duplicate, conflicting, refused)."""
     return (counts.copied, counts.duplicate, counts.conflicting, counts.refused)
+
+
+@pytest.mark.parametrize("mark", [b"", ERASED + b"0123:4567"])
+async def test_what_is_erased_in_the_target_stays_erased(mark: bytes) -> None:
+    source, target = two()
+    await fill(source)
+    await run(source, target)
+    gone = [event(f"m{n}", user_id=f"u{n}") for n in range(3)]
+    assert await target.erase_events(gone, [mark] * 3) == 3
+    assert (await run(source, target))["events"] == (0, FILLED["events"], 0, 0)
+    assert len(target.stored.events) == FILLED["events"] - 3
 
 
 async def test_everything_is_copied_and_a_copy_can_be_repeated() -> None:

@@ -25,6 +25,8 @@ from .harness import Bench, on_open, on_store
 
 #: Everyone, in :class:`EventFilter`.
 ALL = EventFilter()
+#: What an erased event leaves.
+MARK = ERASED + b"0123:4567"
 
 
 def change(name: str, user_id: str, **fields: Any) -> SubscriptionChange:
@@ -45,8 +47,8 @@ class ErasureTests:
             event("m1", user_id="ann", workspace="other", at=3),
         ]
         await store.write([ann, *others])
-        assert await store.erase_events([ann]) == 1
-        assert await store.erase_events([ann, event("m9")]) == 0
+        assert await store.erase_events([ann], [MARK]) == 1
+        assert await store.erase_events([ann, event("m9")], [ERASED, ERASED]) == 0
         assert await store.find(*ann.identity) is None
         assert await all_pages(store.scan, ALL) == others
         page = await store.recent(ALL, limit=9)
@@ -58,7 +60,7 @@ class ErasureTests:
         late = [ann, dataclasses.replace(ann, body=b'{"type":"track"}'), event("m3")]
         outcomes = await store.write(late)
         assert [one.status for one in outcomes] == [Status.DUPLICATE] * 2 + [Status.STORED]
-        assert [one.stored for one in outcomes[:2]] == [ERASED] * 2
+        assert [one.stored for one in outcomes[:2]] == [MARK] * 2
         assert await store.find(*ann.identity) is None
 
     @on_store
@@ -68,11 +70,13 @@ class ErasureTests:
         store = await bench.open_as(ErasureStore)
         events = [event(f"m{n}", user_id="ann", at=n) for n in range(5)]
         await store.write(events)
-        await store.erase_events(events[:3])
+        marks = [MARK, b"", MARK + b"8"]
+        await store.erase_events(events[:3], marks)
         await store.close()
         store = await bench.open()
         outcomes = await store.write(events)
-        assert [one.stored == ERASED for one in outcomes] == [True] * 3 + [False] * 2
+        assert [one.stored for one in outcomes[:3]] == marks
+        assert [one.stored in marks for one in outcomes[3:]] == [False] * 2
         if bench.subject.can("expire"):
             assert await store.expire(TIME + 2, limit=9) == 2
             outcomes = await store.write(events)

@@ -120,7 +120,7 @@ class FailureTests:
             ]
         if isinstance(store, ErasureStore):
             writing += [
-                lambda: store.erase_events([event("m")]),
+                lambda: store.erase_events([event("m")], [b""]),
                 lambda: store.erase_profile(WORKSPACE, Kind.USER, "u"),
                 lambda: store.erase_choices(WORKSPACE, user("u"), "x"),
                 lambda: store.erase_suppressions(WORKSPACE, [("email", "a@b.c")]),

@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from engage.api import ERASED, Event, EventFilter, Outcome, Status
+from engage.api import Event, EventFilter, Outcome, Status
 
 from ..connection import insert, is_text, key_of, look_up
 from ..keys import parts
@@ -28,7 +28,7 @@ _MAX_NEAR: Final = 200_000
 _MAX_RETURNED: Final = 16 * 1024 * 1024
 
 #: The type of the row that an erased event leaves: it keeps the key, the workspace and the time of
-#: receipt, so it expires as the event would have.
+#: receipt, so it expires as the event would have. Its body is the mark.
 ERASED_TYPE: Final = "erased"
 
 #: The outcome of every newly stored event: one object, because there are many of them.
@@ -115,13 +115,13 @@ def existing(db: sqlite3.Connection, numbers: Mapping[bytes, int]) -> dict[bytes
     if not numbers:
         return {}
     join = "{keys} w CROSS JOIN events e ON e.seq = w.column2 AND e.key = w.column1"
-    # Without the bodies, which may take many pages.
-    query = f"SELECT e.key, e.seq, e.type = '{ERASED_TYPE}' FROM {join}"
+    # Without the bodies of events, which may take many pages.
+    query = f"SELECT e.key, e.seq, CASE e.type WHEN '{ERASED_TYPE}' THEN e.body END FROM {join}"
     bodies: dict[bytes, bytes | None] = {}
     found: dict[bytes, int] = {}
-    for key, number, erased in look_up(db, query, list(numbers.items())):
-        bodies[key] = ERASED if erased else None
-        if not erased:
+    for key, number, mark in look_up(db, query, list(numbers.items())):
+        bodies[key] = mark
+        if mark is None:
             found[key] = number
     size = 0
     for key, body in look_up(db, f"SELECT e.key, e.body FROM {join}", list(found.items())):
@@ -144,16 +144,19 @@ def expire(db: sqlite3.Connection, before: int, limit: int, force: bool) -> int:
     ).rowcount
 
 
-def erase(db: sqlite3.Connection, numbers: Mapping[bytes, int]) -> int:
+def erase(
+    db: sqlite3.Connection, numbers: Mapping[bytes, int], marks: Mapping[bytes, bytes]
+) -> int:
     """Erase events, and return how many there were; see :meth:`ErasureStore.erase_events`.
 
     :param numbers: key → number of the event, if it is stored.
+    :param marks: key → mark.
     """
     done = db.executemany(
         "UPDATE events SET origin = '', message_id = '', user_id = NULL, anonymous_id = NULL, "
-        f"name = NULL, timestamp = 0, body = x'', type = '{ERASED_TYPE}' "
+        f"name = NULL, timestamp = 0, body = ?, type = '{ERASED_TYPE}' "
         f"WHERE seq = ? AND key = ? AND type <> '{ERASED_TYPE}'",
-        [(number, key) for key, number in numbers.items()],
+        [(marks[key], number, key) for key, number in numbers.items()],
     )
     return max(0, done.rowcount)
 

@@ -73,7 +73,7 @@ MISSED: Final[Operation[Sequence[int]]] = _operation(
 )
 EXPIRE: Final[Operation[int]] = _operation("expire", tuple[int, int, bool], int)
 DELETE_VISITORS: Final[Operation[int]] = _operation("delete_visitors", tuple[list[int], int], int)
-ERASE_EVENTS: Final[Operation[int]] = _operation("erase_events", tuple[list[bytes]], int)
+MARK_ERASED: Final[Operation[int]] = _operation("mark_erased", tuple[dict[bytes, bytes]], int)
 #: The two that follow are not repeatable: the second call would return that there was nothing.
 ERASE_PROFILE: Final[Operation[bool]] = _operation(
     "erase_profile", tuple[str, int, str], bool, repeatable=False
