@@ -81,7 +81,13 @@ DAMAGE: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "an event has no place": ("events", change("events", SEEN, _seq=3)),
     "an event has another message id": ("events", change("events", SEEN, messageId="m")),
     "an event is stored twice": ("events", again),
-    "an erased event has its content": ("events", change("events", SEEN, type="erased", _raw=b"x")),
+    "an erased event has its content": ("events", change("events", SEEN, type="erased", _raw=b"")),
+    "an erased event has its body": (
+        "events",
+        lambda db: db.events.update_one(
+            SEEN, {"$set": {"type": "erased", "_raw": b"x"}, "$unset": {"messageId": 1}}
+        ),
+    ),
     "a user's event is another's": ("users", change("events", {"_id": "acme:api:i"}, userId="x")),
     "a trait is changed": ("users", change("users", ANN, traits__plan__v="free")),
     "a trait has a later time": ("users", later("users", ANN, "traits.plan.t")),

@@ -57,6 +57,13 @@ DAMAGE: dict[str, tuple[str, list[str]]] = {
         "events",
         ["UPDATE events SET type = 'erased', message_id = '' WHERE message_id = 'seen'"],
     ),
+    "an erased event has its body": (
+        "events",
+        [
+            "UPDATE events SET type = 'erased', message_id = '', user_id = NULL, "
+            "anonymous_id = NULL WHERE message_id = 'seen'"
+        ],
+    ),
     "a number could be given again": (
         "numbers of events",
         ["UPDATE sqlite_sequence SET seq = 0 WHERE name = 'events'"],
