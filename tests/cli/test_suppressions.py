@@ -92,6 +92,30 @@ def test_remove_lifts_until_a_later_report(config: Path) -> None:
     assert listed(config, "ann@b.c") == []
 
 
+def test_the_address_of_an_erased_person_is_listed_and_removed(config: Path) -> None:
+    with config.open("a") as file:
+        file.write(f'[erasures]\nkey = "{KEY}"\n')
+    sms = {"channel": "sms", "reason": "stop"}
+    erased = {
+        "email": hashed_address(KEY, "acme", "email", "erased@b.c"),
+        "sms": hashed_address(KEY, "acme", "sms", "+492"),
+    }
+    gone = [
+        suppression(erased["email"], reason="objection", group_id="news", at=6),
+        suppression(erased["sms"], at=7, **sms),
+    ]
+    on_store(config, lambda store: store.suppress(gone))
+    rows = listed(config, "Erased@b.c", "+49 2")
+    assert [row[1:5] for row in rows] == [
+        ["email", erased["email"], "news", "objection"],
+        ["sms", erased["sms"], "-", "stop"],
+    ]
+    assert listed(config, "other@b.c") == []
+    result = of_acme(config, "remove", "Erased@b.c")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert listed(config, "Erased@b.c", "+492") == rows[1:]
+
+
 def test_a_storage_may_not_have_suppressions(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Registry, "make_storage", lambda *_, **__: MemoryEvents())
     for command in ("list", "remove"):

@@ -356,6 +356,7 @@ def test_a_command_that_reads_the_store_needs_no_secret(
     ("command", "needed"),
     [
         (("suppressions", "list"), "erasures.key"),
+        (("suppressions", "check", "--group", "news", "-"), "erasures.key"),
         (("keys", "list"), "workspaces[0].write_keys[0].key"),
         (("verify",), "log.kafka.sasl_password"),
     ],

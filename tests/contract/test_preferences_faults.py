@@ -14,7 +14,9 @@ import httpx
 import pytest
 
 from engage.api import StorageUnavailable, Suppression, SuppressionStore
+from engage.upkeep.tombstones import hashed_address
 from support import console_data
+from support.people import KEY
 from support.preferences import (
     AT_FIRST,
     GROUPS,
@@ -152,6 +154,26 @@ async def test_what_is_suppressed_is_shown(tmp_path: Path, more: str) -> None:
         link = members("ann", identifier="ANN@example.com", key="email")
         assert await suppressed(link) == both[:1]
         assert await suppressed(members("ann", identifier="+49 1", key="phone")) == phone
+
+
+async def test_what_is_suppressed_of_an_erased_person_is_shown(tmp_path: Path) -> None:
+    """Only the hash of the address is kept; somebody else may have the address now."""
+    config = f'{GROUPS}\n[erasures]\nkey = "{KEY}"\n'
+    async with serving(tmp_path, config_extra=config) as server:
+        store = server.app.store
+        assert isinstance(store, SuppressionStore)
+        at = 1_700_000_000_000
+        common: Any = {"workspace_id": "acme", "channel": "email", "reason": "bounce", "at": at}
+        hashed = hashed_address(KEY, "acme", "email", "ann@example.com")
+        await store.suppress([Suppression(address=hashed, group_id="", **common)])
+        for address, shown in (("ANN@example.com", True), ("bob@example.com", False)):
+            identity = {"userId": address, "traits": {"email": address}}
+            await server.send("/v1/identify", identity)
+            link = members(address, identifier=address, key="email")
+            found = (await get(server, page_of(link, SUBSCRIPTIONS))).json["suppressions"]
+            assert [one["reason"] for one in found] == ["bounce"] * shown
+            page = (await get(server, page_of(link))).body
+            assert (b"Nothing is sent to your address" in page) == shown
 
 
 def click(url: str, name: str, answered: list[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import multiprocessing
 import os
 import signal
@@ -17,13 +18,16 @@ import orjson
 import pytest
 
 from engage.api import EngageError, Kind, Status, StorageUnavailable
+from engage.config import SubscriptionGroup
+from engage.erasure.addresses import named_addresses
 from engage.erasure.erase import Receipt, erase_user, repeat
 from engage.erasure.person import export_person, person_of
 from engage.erasure.requests import erasure_requests, note_requests
 from engage.pipeline.conflicts import mark_of
 from engage.testing import MemoryStore
-from engage.testing.factories import TIME, event, identify, letter
+from engage.testing.factories import TIME, all_pages, event, identify, letter, visitor
 from engage.testing.factories import ids as ids_of
+from engage.testing.storage.erasures import change
 from engage.testing.storage.suppressions import suppression
 from engage.upkeep import erasures
 from engage.upkeep.audit import record_audit
@@ -303,6 +307,53 @@ async def test_an_address_that_a_server_key_set_before_the_mark_is_certain(
     assert (await person_of(store, workspace, "bob")).addresses == []
 
 
+@on_each
+async def test_what_an_erased_person_does_not_want_stays_for_each_address(
+    store: Any, tmp_path: Path
+) -> None:
+    """Of each group from which the user or a visitor unsubscribed, and of no other."""
+    channels = {"news": "email", "ads": "email", "tips": "email", "texts": "sms", "calls": "sms"}
+    settings = config(tmp_path)
+    groups = [
+        SubscriptionGroup(id=name, name=name, channel=channel, type="opt_out")
+        for name, channel in channels.items()
+    ]
+    workspace = dataclasses.replace(settings.workspaces[0], subscription_groups=tuple(groups))
+    settings = dataclasses.replace(settings, workspaces=(workspace,))
+    chosen = {"news": False, "texts": False, "tips": True, "calls": True, "gone": False}
+    await store.apply(change("c1", "ann", choices=chosen))
+    await store.apply(change("c2", "", subject=visitor("a1"), choices={"ads": False}))
+    await store.apply(change("c3", "", subject=visitor("a2"), choices={"tips": False}))
+    reported = suppression("ann@x.org", reason="bounce", group_id="news", source_id="m of ann")
+    other = suppression("bob@x.org", group_id="news", source_id="m of bob")
+    await store.suppress([reported, other])
+    addresses = {"email": ("ann@x.org", "ann@y.org"), "sms": ("+49123",)}
+    await erase_user(
+        store,
+        settings,
+        "acme",
+        "ann",
+        actor=ACTOR,
+        addresses=named_addresses(one for some in addresses.values() for one in some),
+        visitors=["a1"],
+    )
+
+    def hashed(channel: str, address: str) -> str:
+        return hashed_address(KEY, "acme", channel, address)
+
+    found = await all_pages(store.scan_suppressions, "acme")
+    objections = [one for one in found if one.reason == "objection"]
+    assert {(one.channel, one.address, one.group_id) for one in objections} == {
+        (channels[group], hashed(channels[group], address), group)
+        for group in ("news", "ads", "texts")
+        for address in addresses[channels[group]]
+    }
+    kept = dataclasses.replace(reported, address=hashed("email", "ann@x.org"), source_id="")
+    assert [one for one in found if one.reason == "bounce"] == [kept]
+    assert [one for one in found if one.address == "bob@x.org"] == [other]
+    assert len(found) == len(objections) + 2
+
+
 @pytest.mark.virtual_time
 async def test_it_goes_on_after_a_failure_at_every_step(tmp_path: Path) -> None:
     """The store fails before the n-th change, for each n; another call erases the rest."""
@@ -323,6 +374,9 @@ async def test_it_goes_on_after_a_failure_at_every_step(tmp_path: Path) -> None:
         except StorageUnavailable:
             await erased(store, tmp_path)
             assert await traces(store) == [], fails_at
+            hashed = hashed_address(KEY, "acme", "email", "ann@x.org")
+            left_of = await store.suppressions("acme", [("email", hashed)])
+            assert {one.reason for one in left_of} == {"bounce", "objection"}, fails_at
             assert (await store.profile("acme", "bob")).anonymous_ids == ["b1"]
         else:
             assert fails_at > 15

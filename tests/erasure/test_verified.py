@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from engage.api import StorageUnavailable, SubscriptionChange
+from engage.erasure.addresses import named_addresses
 from engage.erasure.erase import erase_user
 from engage.testing import MemoryStore
 from engage.testing.factories import TIME, letter, user, visitor
@@ -24,7 +24,8 @@ from support.verifying import fill, full, healthy, small, verified
 async def erased(store: Any, folder: Path, *users: str) -> None:
     for name in users:
         visitors = ["a-1"] if name == "ann" else []
-        await erase_user(store, config(folder), "acme", name, actor=ACTOR, visitors=visitors)
+        named: Any = {"visitors": visitors, "addresses": named_addresses(["a@b.c", "+4912345"])}
+        await erase_user(store, config(folder), "acme", name, actor=ACTOR, **named)
 
 
 async def report_of(store: Any) -> Report:
@@ -44,7 +45,7 @@ async def fill_person(store: Any) -> None:
     await store.keep(
         [letter("of-ann", user_id="ann"), letter("of-a-1", user_id=None, anonymous_id="a-1")]
     )
-    await store.suppress([dataclasses.replace(suppression(), address="a@b.c")])
+    await store.suppress([suppression("a@b.c"), suppression("+4912345", channel="sms")])
     await store.write([full("later", user_id="u1", anonymous_id="a-1", at=900_001)])
 
 
