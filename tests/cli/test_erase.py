@@ -16,7 +16,8 @@ import pytest
 from click.testing import Result
 
 from engage.erasure.requests import note_requests
-from engage.testing.factories import TIME, event
+from engage.testing.factories import TIME, event, identify
+from engage.testing.storage.suppressions import suppression
 from engage.upkeep import erasures
 from support.commands import run
 from support.exports import on_store
@@ -162,6 +163,29 @@ def test_visitors_that_may_be_the_users_are_left_until_they_are_named(config: Pa
     assert result.exit_code == 0
     assert "visitors that are left" not in result.stdout
     assert "events 12" in result.stdout
+
+
+def test_an_import_writes_to_nobody_who_objected_and_was_erased(config: Path) -> None:
+    """The list that is imported still has the address, or somebody else has it now."""
+
+    def must_not() -> str:
+        options = ("--config", config, "--workspace", "acme", "--group", "news", "-")
+        return run("suppressions", "check", *options, text="ANN@x.org\nbob@x.org\n").stdout
+
+    others = "bob@x.org\tbounce\n"
+    over = suppression("ann@x.org", reason="bounce", lifted=True, at=2**40)
+    on_store(config, lambda store: store.suppress([over]))
+    assert must_not() == f"ANN@x.org\tunsubscribed\n{others}"
+    erase(config)
+    assert must_not() == f"ANN@x.org\tobjection\n{others}"
+    certain = {"engage": {"trusted": ["email"]}}
+    later = identify("n1", "new", 2**40, traits={"email": "ann@x.org"}, context=certain)
+    on_store(config, lambda store: store.write([later]))
+    rows = "identifierKey,identifier,groupId,subscribed\nemail,ann@x.org,news,1\n"
+    options = ("--config", config, "--workspace", "acme", "-")
+    result = run("subscriptions", "import", *options, text=rows)
+    assert (result.exit_code, result.stdout) == (0, "1 choice imported\n")
+    assert must_not() == f"ANN@x.org\tobjection\n{others}"
 
 
 def test_nothing_is_erased_if_the_file_cannot_be_written(config: Path) -> None:
