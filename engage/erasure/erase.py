@@ -204,7 +204,7 @@ async def erase_user(
         await note(copies)
     visitors = dict.fromkeys((*later.visitors, *copies), at)
     person = Person(workspace_id=workspace_id, users={user_id: at}, visitors=visitors)
-    counts, overwritten = await _carry_out(known, config, person, report)
+    counts, overwritten = await _carry_out(known, config, person, report, copies)
     await put_tombstones(known, noted, done=True)
     receipt = Receipt(
         workspace=workspace_id,
@@ -341,10 +341,16 @@ async def _ids(store: Erasable) -> AsyncIterator[tuple[str, str | None, str | No
 
 # ----------------------------------------------------------------------------------------- erasing
 async def _carry_out(
-    store: Erasable, config: Config, person: Person, report: Report
+    store: Erasable,
+    config: Config,
+    person: Person,
+    report: Report,
+    copies: Collection[str] = (),
 ) -> tuple[Counter[str], bool]:
     """Erase what belongs to a person.
 
+    :param copies: visitors of the person whose choices are no objections: those of the user say
+        more, and a link of the visitor may have made them.
     :return: how much of each kind, and what :meth:`ErasureStore.settle` returned.
     """
     counts, workspace_id = Counter(dict.fromkeys(_COUNTED, 0)), person.workspace_id
@@ -370,7 +376,8 @@ async def _carry_out(
     counts["suppressions"] = await _hash_addresses(store, key_of(config), workspace_id, addresses)
     for record in await noted_requests(store, workspace_id, person.users):
         counts["requests"] += await store.delete_record(record.kind, workspace_id, record.id)
-    await _keep_objections(store, config, person, addresses)
+    chose = {name: at for name, at in person.visitors.items() if name not in copies}
+    await _keep_objections(store, config, dataclasses.replace(person, visitors=chose), addresses)
     for subject in subjects_of(person):
         pseudonym = f"{PSEUDONYM}{uuid.uuid4()}"
         choices, changes = await store.erase_choices(workspace_id, subject, pseudonym)

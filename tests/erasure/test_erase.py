@@ -354,6 +354,22 @@ async def test_what_an_erased_person_does_not_want_stays_for_each_address(
     assert len(found) == len(objections) + 2
 
 
+@on_each
+async def test_a_visitor_with_the_text_of_the_user_id_does_not_object(
+    store: Any, tmp_path: Path
+) -> None:
+    """The user subscribed again; or the link of a visitor made the choice."""
+    await fill(store)
+    await store.apply(change("c4", "ann", choices={"news": True}))
+    await store.apply(change("c5", "", subject=visitor("ann"), choices={"news": False}))
+    await erased(store, tmp_path)
+    assert await store.state("acme", visitor("ann")) == {}
+    hashed = hashed_address(KEY, "acme", "email", "ann@x.org")
+    assert [one.reason for one in await store.suppressions("acme", [("email", hashed)])] == [
+        "bounce"
+    ]
+
+
 @pytest.mark.virtual_time
 async def test_it_goes_on_after_a_failure_at_every_step(tmp_path: Path) -> None:
     """The store fails before the n-th change, for each n; another call erases the rest."""
