@@ -58,7 +58,7 @@ WHERE_POSSIBLE = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option that selects a part of the tests, and the one that makes some longer."""
+    """Add the option that selects a part of the tests, and those that make some longer."""
     parser.addoption(
         "--part",
         choices=("quick", "rest"),
@@ -69,6 +69,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         default=5,
         help="how often the tests of durability kill the server, or the loaders",
+    )
+    parser.addoption(
+        "--histories",
+        type=int,
+        default=120,
+        help="with how many random histories an adversary tries to reach others' choices",
     )
 
 

@@ -146,6 +146,7 @@ def make_core(
     transforms: Sequence[tuple[str, Transform]] = (),
     write_timeout: float = 30.0,
     workspace: Workspace = ACME,
+    other: Workspace = OTHER,
     clock: Callable[[], int] = lambda: NOW,
     erasures_key: str | None = None,
     **changed: Any,
@@ -158,7 +159,7 @@ def make_core(
     store = MemoryStore() if store is None else store
     metrics = CountingMetrics()
     ingest = Ingest(store, limits=limits, write_timeout=write_timeout, metrics=metrics)
-    workspaces = [workspace, OTHER]
+    workspaces = [workspace, other]
     authenticator = Authenticator(workspaces)
     pipeline = Pipeline(
         workspaces=workspaces,
