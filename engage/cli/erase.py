@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -35,6 +36,7 @@ from engage.erasure.erase import Receipt, erase_user, in_words, repeat
 from engage.erasure.person import (
     OtherVisitor,
     erasable,
+    export_person,
     other_addresses,
     other_visitors,
     person_of,
@@ -49,6 +51,7 @@ Result = TypeVar("Result")
 #: The exit status if visitors are left that may be the user's, and if nothing was known of the id.
 LEFT: Final = 3
 UNKNOWN: Final = 4
+_NOTHING: Final = "nothing was known of this user id"
 
 _workspace_option = workspace_option("The workspace of the user, if there are several.")
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -130,7 +133,7 @@ def user_(
 
     What the person does later makes a new user. The receipt has a hash of the id, and is in the
     audit. The exit status is 3 if visitors are left that may be the person's, and 4 if nothing was
-    known of the id. It cannot be undone.
+    known of the id, also of --dry-run. It cannot be undone.
     """
     if not yes and not dry_run and not sys.stdin.isatty():
         raise click.UsageError("it needs --yes when there is no terminal")
@@ -139,11 +142,11 @@ def user_(
     whom: Any = {"addresses": named, "visitors": visitors, "linked": linked}
     if not yes or dry_run:
         (known,) = (one for one in config.workspaces if one.id == workspace)
-        preview = with_store(ctx, config, lambda store: _preview(store, known, user, whom))
+        preview, found = with_store(ctx, config, lambda store: _preview(store, known, user, whom))
         for line in preview:
             click.echo(safe(line), err=not dry_run)
         if dry_run:
-            return
+            ctx.exit(0 if found else UNKNOWN)
         click.confirm(f"Erase {safe(user)} in {workspace} for ever?", abort=True, err=True)
 
     async def run(report: Callable[[str, int], None]) -> Receipt:
@@ -167,8 +170,8 @@ def user_(
 
 async def _preview(
     store: EventStore, workspace: Workspace, user_id: str, whom: Mapping[str, Any]
-) -> list[str]:
-    """Return in words which ids and addresses an erasure would take.
+) -> tuple[list[str], bool]:
+    """Return in words which ids and addresses an erasure would take, and whether there is anything.
 
     :param whom: arguments of :func:`~engage.erasure.person.person_of`.
     """
@@ -176,12 +179,17 @@ async def _preview(
     others = await other_addresses(erasable(store), workspace, person)
     left, addresses = await other_visitors(erasable(store), workspace, person), person.addresses
     ids = [name for name in person.visitors if name not in addresses]
-    return [
+    everything = export_person(store, workspace, user_id, addresses, ids)
+    async with contextlib.aclosing(everything) as lines:
+        known = await anext(lines, None) is not None
+    preview = [
+        *(() if known else (_NOTHING,)),
         f"user: {user_id}",
         f"anonymous ids: {', '.join(ids) or '-'}",
         *_addresses([name.partition(":")[2] for name in addresses], others),
         *_visitors(left),
     ]
+    return preview, known
 
 
 def _visitors(left: Sequence[OtherVisitor]) -> Iterator[str]:
@@ -204,7 +212,7 @@ def _addresses(named: Sequence[str], others: Mapping[str, bool]) -> Iterator[str
 
 def _print(receipt: Receipt) -> None:
     if not receipt.known:
-        click.echo("nothing was known of this user id")
+        click.echo(_NOTHING)
     click.echo(f"{_erased(receipt.counts)}, in {receipt.seconds:.1f} s")
     click.echo(f"workspace: {receipt.workspace}")
     click.echo(f"hash of the id: {receipt.user}")

@@ -47,6 +47,7 @@ from engage.cli.common import (
 from engage.cli.export import export
 from engage.cli.progress import Progress
 from engage.config import Config
+from engage.erasure.addresses import named_addresses
 from engage.errors import ApiError, quote
 from engage.handlers.operations import PREFERENCES_PAGE
 from engage.keys.links import subscription_hash
@@ -345,6 +346,9 @@ def _row_of_csv(names: Sequence[str], values: Sequence[str]) -> Mapping[str, Any
 @workspace_option("The workspace of the user or visitor.")
 @click.option("--user", metavar="ID", help="Id of the user.")
 @click.option("--anonymous-id", metavar="ID", help="Anonymous id of the visitor, instead.")
+@click.option(
+    "--address", metavar="ADDRESS", help="The e-mail address or phone number to which it is sent."
+)
 @click.option("--group", metavar="ID", help="The subscription group that the message is sent to.")
 @click.option(
     "--expires",
@@ -361,6 +365,7 @@ def subscription_link(
     workspace_id: str | None,
     user: str | None,
     anonymous_id: str | None,
+    address: str | None,
     group: str | None,
     expires: int | None,
     lang: str | None,
@@ -370,7 +375,8 @@ def subscription_link(
 
     Anyone who has the link can change what its user or visitor receives, so send it to them only.
     User ids and anonymous ids are apart: the link of one shows no choice of the other. With
-    --headers, print the two headers with which mail programs offer to unsubscribe.
+    --headers, print the two headers with which mail programs offer to unsubscribe. With --address,
+    an unsubscription also holds for the address, whoever has it: send the link only to it.
     docs/subscriptions.md shows how a program makes such a link.
     """
     if (user is None) is (anonymous_id is None):
@@ -394,6 +400,13 @@ def subscription_link(
             f"{subject.id!r} is the anonymous id of a visitor, and no user has this id: use"
             f" --anonymous-id {shlex.quote(subject.id)}"
         )
+    identifier, more = subject.id, dict[str, Any]()
+    if address is not None:
+        [form] = named_addresses([address])
+        key, _, identifier = form.partition(":")
+        if key not in workspace.subscription_identifiers:
+            raise ConfigError(f"{config.path}: {key} is not in subscription_identifiers of {name}")
+        more = {"u": subject.id, "v": None if user is not None else 1}
     base = config.server.public_url
     if headers and not (base or "").startswith("https://"):
         raise ConfigError(
@@ -410,12 +423,12 @@ def subscription_link(
         workspace.subscription_secrets[0],
         subject=subject,
         workspace_id=name,
-        identifier=subject.id,
+        identifier=identifier,
         identifier_key=key,
         expires=until,
     )
-    members: dict[str, Any] = {"w": name, "i": subject.id, "ik": key, "h": signed}
-    members |= {"e": until, "s": group, "lang": lang}
+    members: dict[str, Any] = {"w": name, "i": identifier, "ik": key, "h": signed}
+    members |= {**more, "e": until, "s": group, "lang": lang}
     if group is not None:
         members["sub"] = "0"
     query = urlencode({key: value for key, value in members.items() if value is not None})

@@ -37,6 +37,7 @@ from engage.cli.common import (
 )
 from engage.cli.letters import record
 from engage.config import Config, SubscriptionGroup
+from engage.erasure.addresses import named_addresses
 from engage.upkeep.export import PAGE, all_pages
 from engage.upkeep.tombstones import hashed_address
 
@@ -166,7 +167,7 @@ def remove(
 @config_option
 @_workspace_option
 @click.option("--group", "group_id", metavar="ID", required=True, help="The subscription group.")
-@click.argument("file", type=click.File(encoding="utf-8"))
+@click.argument("file", type=click.File(encoding="utf-8-sig"))
 @click.pass_context
 def check(
     ctx: click.Context,
@@ -180,19 +181,28 @@ def check(
     FILE has one address in each line; - reads standard input. Each line of the answer has an
     address and the reason: that of a suppression, also one of an erased person; `unsubscribed`, if
     a user or visitor who has the address is; or, of a group of the type opt_in, `not subscribed`,
-    if none of them is.
+    if none of them is. A line that is no address of the channel is named on standard error, and the
+    exit status is 1 then.
     """
     config, name = load_chosen(config_path, workspace_id, reads_with=("erasures",))
     [workspace] = [one for one in config.workspaces if one.id == name]
     groups = [one for one in workspace.subscription_groups if one.id == group_id]
     if not groups or groups[0].channel not in ADDRESS_TRAITS:
         raise EngageError(f"{group_id!r} is no subscription group of {name} with addresses")
-    addresses = [text for line in file if (text := line.strip())]
+    addresses, channel, wrong = list[str](), groups[0].channel, 0
+    for number, text in enumerate(map(str.strip, file), 1):
+        if _is_address(channel, text):
+            addresses.append(text)
+        elif text:
+            wrong += 1
+            click.echo(
+                f"engage: line {number}: {safe(text)!r} is no address of {channel}", err=True
+            )
 
     async def look(store: EventStore) -> None:
         for start in range(0, len(addresses), PAGE):
             part = addresses[start : start + PAGE]
-            pairs = _pairs(config, name, [groups[0].channel], part)
+            pairs = _pairs(config, name, [channel], part)
             found = await _kept(store).suppressions(name, pairs.keys())
             reasons = {
                 pairs[one.channel, one.address]: one.reason
@@ -200,12 +210,23 @@ def check(
                 if one.group_id in ("", group_id)
             }
             for address in part:
-                form = suppressed_address(groups[0].channel, address) or ""
+                form = suppressed_address(channel, address) or ""
                 reason = reasons.get(form) or await _unwanted(store, name, groups[0], address)
                 if reason is not None:
                     click.echo(f"{safe(address)}\t{reason}")
 
     with_store(ctx, config, look)
+    if wrong:
+        raise EngageError(f"lines without an address: {wrong}")
+
+
+def _is_address(channel: str, text: str) -> bool:
+    """Return whether a text is an address alone: what is around it would be looked up too."""
+    try:
+        named = named_addresses([text])
+    except EngageError:
+        return False
+    return named == {f"{ADDRESS_TRAITS[channel]}:{suppressed_address(channel, text)}"}
 
 
 async def _unwanted(

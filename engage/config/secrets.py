@@ -48,7 +48,10 @@ def stain(secret: str) -> str | None:
             return f"{where} {what} (U+{ord(character):04X})"
     bare = _SCHEME.sub("", secret.strip(_QUOTES))
     if _PLACEHOLDER.fullmatch(bare) or _EXAMPLE.fullmatch(re.sub(r"[\W_]", "", bare.lower())):
-        return "is a placeholder; write ${NAME} for a variable of the environment"
+        return (
+            "is a placeholder; write the secret itself, or ${NAME} for a variable of the"
+            " environment"
+        )
     return None
 
 

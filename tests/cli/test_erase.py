@@ -17,6 +17,7 @@ from click.testing import Result
 
 from engage.erasure.requests import note_requests
 from engage.testing.factories import TIME, event, identify
+from engage.testing.storage.erasures import change
 from engage.testing.storage.suppressions import suppression
 from engage.upkeep import erasures
 from support.commands import run
@@ -99,6 +100,18 @@ def test_the_addresses_of_the_user_are_named_before_and_after(
     suppressed = run("suppressions", "list", "--config", config, "--workspace", "acme")
     assert "+49123" in suppressed.stdout
     assert "ann@x.org" not in suppressed.stdout
+
+
+def test_a_preview_of_an_unknown_id_says_so(config: Path) -> None:
+    command = ("erase", "user", "--config", config, "--workspace", "acme", "--dry-run")
+    result = run(*command, "--user", "nobody")
+    assert (result.exit_code, result.stdout.splitlines()[0]) == (
+        *(4, "nothing was known of this user id"),
+    )
+    # Somebody who only made a choice, as an erasure sees it.
+    chose = change("c9", "chooser")
+    on_store(config, lambda store: store.apply(chose))
+    assert run(*command, "--user", "chooser").exit_code == 0
 
 
 def test_erase_prints_a_receipt_and_notes_the_erasure(config: Path) -> None:

@@ -13,6 +13,7 @@ from engage.api import Kind, Subject
 from engage.keys.links import subscription_hash
 from engage.testing.factories import event, identify
 from support.commands import run
+from support.each import each
 from support.exports import on_store
 
 CONFIG = """
@@ -25,6 +26,7 @@ backend = "sqlite"
 [[workspaces]]
 id = "acme"
 subscription_secret = ["new", "old"]
+subscription_identifiers = ["email"]
 
 [[workspaces.subscription_groups]]
 id = "news"
@@ -94,6 +96,27 @@ def test_a_link_names_a_visitor(config: Path) -> None:
         assert "give either --user or --anonymous-id" in result.stderr
 
 
+@each(
+    "option, kind, address, found",
+    [
+        ("--user", Kind.USER, " ADA@x.org", {"i": "ada@x.org", "ik": "email"}),
+        ("--anonymous-id", Kind.VISITOR, "ada@x.org", {"i": "ada@x.org", "ik": "email", "v": "1"}),
+    ],
+)
+def test_a_link_by_an_address_has_the_id_too(
+    config: Path, option: str, kind: Kind, address: str, found: dict[str, str]
+) -> None:
+    signed = subscription_hash(
+        "new",
+        subject=Subject(kind, "x 1"),
+        workspace_id="acme",
+        identifier=found["i"],
+        identifier_key=found["ik"],
+    )
+    shown = members(link(config, option, "x 1", "--address", address))
+    assert shown == {"w": "acme", "u": "x 1", "h": signed, **found}
+
+
 def test_an_id_that_only_a_visitor_has_is_no_user(config: Path) -> None:
     visits = [
         event(name, type="identify", anonymous_id=name, traits={"a": 1}) for name in ("v 1", "both")
@@ -154,6 +177,11 @@ def test_headers_need_https(tmp_path: Path, server: str) -> None:
         (("--user", "u-1"), "choose one with --workspace: acme, other"),
         (("--user", "u-1", "--workspace", "other"), "has no subscription_secret"),
         (("--user", "u-1", "--workspace", "acme", "--group", "ads"), "(news)"),
+        (("--user", "u", "--workspace", "acme", "--address", "x"), "neither an e-mail address nor"),
+        (
+            ("--user", "u", "--workspace", "acme", "--address", "+491"),
+            "phone is not in subscription_identifiers of acme",
+        ),
         (("--user", "", "--workspace", "acme"), "an id has 1 to 512 characters"),
         (("--user", "u" * 513, "--workspace", "acme"), "an id has 1 to 512 characters"),
     ],

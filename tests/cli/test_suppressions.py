@@ -154,7 +154,7 @@ def test_check_prints_who_must_not_be_written_to(tmp_path: Path) -> None:
 
     on_store(path, fill)
     names = ("ON", "off", "both", "visitor", "none", "nobody", "spam", "Object", "erased")
-    (tmp_path / "list").write_text("\n".join([*(f" {one}@b.c" for one in names), "", "@"]))
+    (tmp_path / "list").write_text("\ufeff" + "\n".join([*(f" {one}@b.c" for one in names), ""]))
     result = of_acme(path, "check", "--group", "news", str(tmp_path / "list"))
     assert (result.exit_code, result.stderr) == (0, "")
     assert [line.split("\t") for line in result.stdout.splitlines()] == [
@@ -165,7 +165,23 @@ def test_check_prints_who_must_not_be_written_to(tmp_path: Path) -> None:
         ["spam@b.c", "complaint"],
         ["Object@b.c", "objection"],
         ["erased@b.c", "stop"],
-        ["@", "not subscribed"],
     ]
     result = of_acme(path, "check", "--group", "nope", str(tmp_path / "list"))
     assert "'nope' is no subscription group of acme with addresses" in result.stderr
+
+
+def test_check_names_lines_that_are_no_address(tmp_path: Path) -> None:
+    """Nothing is suppressed under what they are, whatever is suppressed of the address in them."""
+    path = config_file(tmp_path)
+    on_store(path, lambda store: store.suppress([suppression("a@b.c")]))
+    lines = ["email", "", "Ann <a@b.c>", "a@b.c,yes", "+49 123", "@", "a@b.c"]
+    (tmp_path / "list").write_text("\n".join(lines))
+    result = of_acme(path, "check", "--group", "news", str(tmp_path / "list"))
+    assert (result.exit_code, result.stdout) == (1, "a@b.c\tcomplaint\n")
+    assert result.stderr.splitlines() == [
+        *(
+            f"engage: line {number}: {lines[number - 1]!r} is no address of email"
+            for number in (1, 3, 4, 5, 6)
+        ),
+        "engage: lines without an address: 5",
+    ]

@@ -148,7 +148,9 @@ def test_what_no_service_issues_is_a_stain(text: str) -> None:
 
 @pytest.mark.parametrize("text", [*PLACEHOLDERS, *EXAMPLES])
 def test_a_placeholder_is_no_secret(text: str) -> None:
-    assert stain(text) == "is a placeholder; write ${NAME} for a variable of the environment"
+    assert stain(text) == (
+        "is a placeholder; write the secret itself, or ${NAME} for a variable of the environment"
+    )
 
 
 @pytest.mark.parametrize("text", REAL)

@@ -33,9 +33,10 @@ ROWS = re.findall(
 )
 SIGNED = re.findall(r"^\| `(\{.+\})` \| `([0-9a-f]{64})` \|$", TEXT, re.MULTILINE)
 VECTOR_SECRET = "subscription-secret"
+VECTOR = "https://x.test", VECTOR_SECRET, "acme"
 
-#: Base, secret, workspace, kind, id, group, expiry.
-Arguments = tuple[str, str, str, str, str, str | None, int | None]
+#: Base, secret, workspace, kind, id, group, expiry, address.
+Arguments = tuple[str, str, str, str, str, str | None, int | None, str | None]
 Make = Callable[[Path, Sequence[Arguments]], list[str]]
 
 #: A program that reads arguments as JSON and prints the links.
@@ -62,9 +63,10 @@ func main() {
 		if number, ok := one[6].(json.Number); ok {
 			expires, _ = number.Int64()
 		}
+		address, _ := one[7].(string)
 		link, err := preferences.Link(
 			one[0].(string), one[1].(string), one[2].(string), one[3].(string), one[4].(string),
-			group, expires)
+			group, expires, address)
 		if err != nil {
 			panic(err)
 		}
@@ -133,12 +135,16 @@ def test_a_link_of_the_code_opens_the_page(engage: Server, tmp_path: Path, langu
     calls: list[Arguments] = []
     for user in users:
         name = f"{language} {user}"
-        calls.append((engage.url, SECRET, "acme", "id", name, "news", None))
-        calls.append((engage.url, SECRET, "acme", "anonymousId", f"{name} v", "news", None))
-        calls.append((engage.url, SECRET, "acme", "id", name, None, 4_000_000_000))
+        address = "Zoë+a&b@example.com"
+        calls.append((engage.url, SECRET, "acme", "id", name, "news", None, None))
+        calls.append((engage.url, SECRET, "acme", "anonymousId", f"{name} v", "news", None, None))
+        calls.append((engage.url, SECRET, "acme", "id", name, None, 4_000_000_000, None))
+        calls.append((engage.url, SECRET, "acme", "id", f"{name} a", "news", None, address))
+        by_address = ("anonymousId", f"{name} av", "news", 4_000_000_000, address)
+        calls.append((engage.url, SECRET, "acme", *by_address))
     links = LANGUAGES[language](tmp_path, calls)
     assert len(links) == len(calls)
-    for (_, _, _, _, name, group, _), link in zip(calls, links, strict=True):
+    for (*_, name, group, _, _), link in zip(calls, links, strict=True):
         page = engage.client.get(link)
         assert page.status_code == 200, (name, link)
         assert ("Unsubscribe from Newsletter" in page.text) == (group is not None)
@@ -154,14 +160,18 @@ def test_a_link_of_the_code_opens_the_page(engage: Server, tmp_path: Path, langu
 def test_the_code_makes_the_signatures_of_the_table(tmp_path: Path, language: str) -> None:
     assert len(ROWS) == 5
     calls: list[Arguments] = [
-        ("https://x.test", VECTOR_SECRET, "acme", *row[:2], None, int(row[2]) if row[2] else None)
-        for row in ROWS
+        (*VECTOR, kind, name, None, int(expires) if expires else None, None)
+        for kind, name, expires, _ in ROWS
     ]
+    for message, _ in SIGNED:
+        one = json.loads(message)
+        kind = "anonymousId" if one.get("v") else "id"
+        calls.append((*VECTOR, kind, one["u"], None, one.get("e"), one["i"]))
     links = LANGUAGES[language](tmp_path, calls)
     found = [parse_qs(urlsplit(link).query) for link in links]
-    assert [
-        (one["ik"][0], one["i"][0], one.get("e", [""])[0], one["h"][0]) for one in found
-    ] == ROWS
+    shown = [(one["ik"][0], one["i"][0], one.get("e", [""])[0], one["h"][0]) for one in found]
+    assert shown[: len(ROWS)] == ROWS
+    assert [one[-1] for one in shown[len(ROWS) :]] == [signature for _, signature in SIGNED]
 
 
 def test_the_table_has_the_signatures_of_the_server() -> None:
