@@ -8,6 +8,7 @@ SQLite that stops at NUL is applied to them.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sqlite3
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,8 @@ from engage.api import (
     StorageOutdated,
     StorageUnavailable,
 )
+
+_log = logging.getLogger("engage.storage.sqlite")
 
 #: Version of the tables. It increases with every addition to them.
 VERSION: Final = 2
@@ -364,7 +367,7 @@ def create(db: sqlite3.Connection) -> None:
     db.executemany("INSERT INTO store VALUES (?, ?)", [*names.items(), ("engage", ENGAGE_VERSION)])
 
 
-def migrate(db: sqlite3.Connection) -> None:
+def migrate(db: sqlite3.Connection, path: str) -> None:
     """Bring a store of an earlier version up to date, in one transaction.
 
     :raises sqlite3.Error: if it fails; the store is as it was.
@@ -388,6 +391,8 @@ def migrate(db: sqlite3.Connection) -> None:
         if db.in_transaction:
             db.execute("ROLLBACK")
         raise
+    if version < VERSION:
+        _log.info("%s: store version %d is now %d", path, max(version, 1), VERSION)
 
 
 def require_current(db: sqlite3.Connection, path: str) -> None:

@@ -130,7 +130,7 @@ class Transactions(FileConnection):
         try:
             if self._serving:
                 db.create_function("change_key", -1, key_of, deterministic=True)
-                schema.migrate(db)
+                schema.migrate(db, self.settings.path)
             schema.require_current(db, self.settings.path)
             self._profiles.prepare(db, serving=self._serving)
         finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -62,13 +63,16 @@ def present(path: Path) -> Path:
 
 
 def test_a_server_takes_an_earlier_store_over(
-    present: Path, monkeypatch: pytest.MonkeyPatch
+    present: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "engage.storage.sqlite")
+    before = schema.VERSION
     become_next(monkeypatch, ADD_A_TABLE)
     for _ in range(2):
         engine = opened(present)
         assert are_duplicates(engine, range(5))
         engine.close()
+    assert caplog.messages == [f"{present}: store version {before} is now {NEXT}"]
     with contextlib.closing(sqlite3.connect(present)) as db:
         assert schema.version_of(db) == NEXT
         assert db.execute("SELECT * FROM added").fetchall() == []
@@ -118,7 +122,7 @@ def test_a_migration_that_fails_has_no_effect(
         pytest.raises(sqlite3.OperationalError),
         contextlib.closing(sqlite3.connect(present, isolation_level=None)) as db,
     ):
-        schema.migrate(db)
+        schema.migrate(db, str(present))
     assert content(present) == before
 
 
