@@ -23,6 +23,7 @@ from engage.api import (
     SubscriptionStore,
     SuppressionStore,
 )
+from engage.cli.common import now
 from engage.registry import Registry
 from engage.testing.factories import TIME, event, identify
 from engage.upkeep.export import PAGE
@@ -438,25 +439,27 @@ def test_a_storage_without_subscriptions_is_reported(
 def test_an_unsubscription_by_an_address_is_an_objection(config: Path) -> None:
     """Whether or not somebody has the address; a row that was undone since is none."""
     rows = (
-        "identifierKey,identifier,groupId,subscribed,updatedAt\n"
-        "email,a@b.c,news,0,\nemail,New@b.c,news,0,2025-06-01\nemail,a@b.c,ads,1,\n"
+        "identifierKey,identifier,groupId,subscribed,updatedAt,how\n"
+        "email,a@b.c,news,0,,\nemail,New@b.c,news,0,2025-06-01,form\nemail,a@b.c,ads,1,,\n"
     )
+    before = now()
     assert load(config, rows).stdout == "2 choices imported, 2 objections of addresses\n"
 
-    def suppressed() -> set[tuple[str, str, int]]:
-        async def read(store: SuppressionStore) -> set[tuple[str, str, int]]:
+    def suppressed() -> set[tuple[str, str, str, int]]:
+        async def read(store: SuppressionStore) -> set[tuple[str, str, str, int]]:
             wanted = [("email", "a@b.c"), ("email", "new@b.c")]
             found = await store.suppressions("acme", wanted)
             assert {one.reason for one in found} <= {"objection"}
-            return {(one.address, one.group_id, one.at) for one in found}
+            return {(one.address, one.group_id, one.how, min(one.at, before)) for one in found}
 
         return on_store(config, read)
 
-    assert {one[:2] for one in suppressed()} == {("a@b.c", "news"), ("new@b.c", "news")}
+    dated = ("new@b.c", "news", "form", 1_748_736_000_000)
+    assert suppressed() == {("a@b.c", "news", "import", before), dated}
     on_store(config, lambda store: store.erase_suppressions("acme", [("email", "a@b.c")]))
     change(config, "ann", TIME * 2, subscribed=True)
     again = load(config, rows).stdout
     assert (
         again == "0 choices imported, 1 as before, 1 later choice kept, 1 objection of addresses\n"
     )
-    assert {one[:2] for one in suppressed()} == {("new@b.c", "news")}
+    assert suppressed() == {dated}

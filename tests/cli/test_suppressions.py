@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -124,10 +125,13 @@ def test_a_storage_may_not_have_suppressions(config: Path, monkeypatch: pytest.M
         assert result.stderr == "engage: the configured storage does not store suppressions\n"
 
 
-def test_check_prints_who_must_not_be_written_to(tmp_path: Path) -> None:
+def test_check_prints_who_must_not_be_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ERASURES", KEY)
     path = config_file(tmp_path)
     with path.open("a") as file:
-        file.write(f'[erasures]\nkey = "{KEY}"\n')
+        file.write('[erasures]\nkey = "${ERASURES}"\n')
     erased = hashed_address(KEY, "acme", "email", "erased@b.c")
 
     async def fill(store: Any) -> None:
@@ -137,8 +141,13 @@ def test_check_prints_who_must_not_be_written_to(tmp_path: Path) -> None:
             event(one, type="identify", anonymous_id=one, traits={"email": f"{one}@b.c"})
             for one in ("both", "visitor")
         ]
-        await store.write([*people, *visits])
+        merged = [
+            event("m1", type="identify", anonymous_id="phone", traits={"email": "merged@b.c"}),
+            identify("m2", "merged", anonymous_id="phone"),
+        ]
+        await store.write([*people, *visits, *merged])
         choices = [(user("on"), True), (user("off"), False), (user("two"), True)]
+        choices.append((user("merged"), False))
         for subject, on in [*choices, (visitor("both"), False), (visitor("visitor"), True)]:
             await store.apply(
                 change(f"{subject}", "", subject=subject, choices={"news": on, "ads": False})
@@ -153,7 +162,9 @@ def test_check_prints_who_must_not_be_written_to(tmp_path: Path) -> None:
         )
 
     on_store(path, fill)
-    names = ("ON", "off", "both", "visitor", "none", "nobody", "spam", "Object", "erased")
+    names = ("ON", "off", "both", "visitor", "none", "nobody", "spam", "Object", "erased", "merged")
+    # In several pages.
+    monkeypatch.setattr(importlib.import_module("engage.cli.suppressions"), "PAGE", 3)
     (tmp_path / "list").write_text("\ufeff" + "\n".join([*(f" {one}@b.c" for one in names), ""]))
     result = of_acme(path, "check", "--group", "news", str(tmp_path / "list"))
     assert (result.exit_code, result.stderr) == (0, "")
@@ -165,9 +176,16 @@ def test_check_prints_who_must_not_be_written_to(tmp_path: Path) -> None:
         ["spam@b.c", "complaint"],
         ["Object@b.c", "objection"],
         ["erased@b.c", "stop"],
+        ["merged@b.c", "unsubscribed"],
     ]
-    result = of_acme(path, "check", "--group", "nope", str(tmp_path / "list"))
-    assert "'nope' is no subscription group of acme with addresses" in result.stderr
+    text = path.read_text()
+    path.write_text(text.replace('type = "opt_in"', 'type = "opt_out"'))
+    result = of_acme(path, "check", "--group", "news", str(tmp_path / "list"))
+    assert "not subscribed" not in result.stdout
+    path.write_text(text.replace('channel = "email"', 'channel = "push"'))
+    for group in ("nope", "news"):
+        result = of_acme(path, "check", "--group", group, str(tmp_path / "list"))
+        assert f"{group!r} is no subscription group of acme with addresses" in result.stderr
 
 
 def test_check_names_lines_that_are_no_address(tmp_path: Path) -> None:

@@ -649,6 +649,8 @@ def test_a_link_by_an_address_with_the_id_outlives_the_address(server: Server) -
     assert server.get(page_of(link)).status_code == 401
     assert server.get(page_of({**link, "u": "other"})).status_code == 401
     named = {**link, "u": user}
+    for twice in (f"&u={user}", "&u=other"):
+        assert server.get(page_of(named) + twice).status_code == 401
     assert server.client.post(page_of(named, s="news"), data=ONE_CLICK).status_code == 200
     assert choices(server, members(user)) == {**AT_FIRST, "news": False}
     of_visitor = members(user, identifier=old, key="email", visitor=True)

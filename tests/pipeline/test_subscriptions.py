@@ -15,6 +15,7 @@ import orjson
 import pytest
 
 from engage.api import MAX_USERS, Kind, Page, ProfileStore, StorageUnavailable, Subject
+from engage.config import SubscriptionGroup
 from engage.errors import ApiError
 from engage.keys.links import STEP, subscription_hash
 from engage.pipeline.subscriptions import Source, Subscriptions
@@ -383,6 +384,21 @@ async def test_every_wrong_credential_has_the_same_answer(
     assert digests.total >= 1
 
 
+async def test_a_link_by_an_id_names_nobody_of_the_other_kind() -> None:
+    """A user and a visitor with the same id sign the same members."""
+    store = store_with_users()
+    for key, other, visitor in (("id", "anonymousId", None), ("anonymousId", "userId", "x")):
+        signed = body(identifier="x", identifierKey=key, user="x", visitor=visitor)
+        error = await refused(store, {**signed, other: "x"})
+        assert (error.status, error.code) == (401, "invalid_user_hash")
+
+
+async def test_an_empty_id_is_none() -> None:
+    store = store_with_users()
+    await put(store, body(userId="", anonymousId=""))
+    assert users_of(store) == ["u-1"]
+
+
 async def test_an_undeclared_identifier_is_not_looked_up() -> None:
     store = MemoryStore()
     store.users["acme", "name", "Ada"] = ["u-1"]
@@ -624,8 +640,34 @@ async def test_an_unsubscription_by_an_address_is_an_objection_of_the_address() 
         *("complaint", "objection")
     }
     # The unsubscription is repeated late: it was undone.
-    assert (await put(store, body({"news": False}, messageId="m")))["news"] is True
+    repeated = body({"news": False}, messageId="m")
+    assert (await put(store, repeated, clock=lambda: 9 * NOW))["news"] is True
     assert objections(store) == {"news": True, "offers": False}
+
+
+async def test_an_objection_is_of_the_channels_that_send_to_such_an_address() -> None:
+    store = store_with_users()
+    store.users["acme", "phone", "+491"] = ["u-1"]
+    channels = ("sms", "whatsapp", "email", "push")
+    groups = [
+        SubscriptionGroup(id=f"by-{channel}", name="", channel=channel, type="opt_out")
+        for channel in channels
+    ]
+    workspace = dataclasses.replace(ACME, subscription_groups=tuple(groups))
+    phone: Any = {"identifier": "+49 1", "identifierKey": "phone"}
+    core = make_core(store, workspace=workspace)
+    for how, on in (("page", False), ("api", True)):
+        change = body({one.id: on for one in groups}, **phone)
+        await core.pipeline.subscriptions(orjson.dumps(change), source=Source(how=how))
+        assert {
+            (one.channel, one.address, one.group_id, one.how, one.lifted)
+            for one in store.stored.suppressions.values()
+        } == {
+            ("sms", "+491", "by-sms", how, on),
+            ("whatsapp", "+491", "by-whatsapp", how, on),
+        }
+        times = {one.at for one in store.stored.suppressions.values()}
+        assert times == {NOW + on}
 
 
 @each("fields", [{"identifierKey": "id", "identifier": "u-1"}, {"identifierKey": "phone"}])
