@@ -144,17 +144,21 @@ def test_an_unknown_workspace_is_not_there(client: httpx.Client) -> None:
         assert client.get(path, params={"workspace": "nothing"}).status_code == 404
 
 
-def test_a_poll_without_news_is_small(client: httpx.Client) -> None:
+def test_a_poll_without_news_is_small(server: Server, client: httpx.Client) -> None:
+    assert server.track("polled").status_code == 200
+    wait_for(lambda: client.get("live.json?after=0").json()["rows"], what="a row")
     known = client.get("live.json?after=0").json()
-    # Events of the tests before may still arrive.
-    for _ in range(50):
+    size = 0
+
+    def has_no_news() -> bool:
+        nonlocal known, size
         seen = {"after": known["after"], "refused": known["refusedVersion"]}
         answer = client.get("live.json", params=seen)
-        known = answer.json()
-        if not known["rows"]:
-            break
-    assert known["rows"] == []
-    assert len(answer.content) < 200
+        known, size = answer.json(), len(answer.content)
+        return known["rows"] == []
+
+    wait_for(has_no_news, what="the events of the tests before to arrive")
+    assert size < 200
     after = client.get("live.json?after=999999999").json()
     assert after["rows"], "a page of an earlier process begins again"
     for wrong in ("x", "-5", "1e9"):
