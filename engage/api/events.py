@@ -268,7 +268,9 @@ def _trust(changes: list[Change], kind: Kind, name: str, document: Mapping[str, 
         changes.append(Traits(kind, name, {TRUSTED: True}))
         return
     traits = document.get("traits") or {}
-    values = {f"{TRUSTED}:{one}": identifier_value(one, traits.get(one)) for one in trusted}
+    # A transform may have removed one.
+    names = [one for one in trusted if isinstance(one, str) and one in traits]
+    values = {f"{TRUSTED}:{name}": identifier_value(name, traits[name]) for name in names}
     if values:
         changes.append(Traits(kind, name, values))
 

@@ -191,8 +191,17 @@ class _Own(NamedTuple):
     updated_at: int
 
 
-async def own_events(store: EventStore, workspace: Workspace, user_id: str) -> _Own:
-    """Return what the stored events of a user say of it."""
+async def own_events(
+    store: EventStore,
+    workspace: Workspace,
+    user_id: str,
+    addresses: Collection[str] | None = None,
+) -> _Own:
+    """Return what the stored events of a user say of it.
+
+    :param addresses: those of the person: deliveries that were found by another one say nothing.
+        ``None``: all say something.
+    """
     keys = (await list_keys(store, [workspace])).keys
     servers = {key.id for key in keys if (key.workspace_id, key.kind) == (workspace.id, "server")}
     links: dict[str, tuple[int, str, str]] = {}
@@ -204,6 +213,8 @@ async def own_events(store: EventStore, workspace: Workspace, user_id: str) -> _
             continue
         if address := _found_by(event.origin, event.body):
             found_by[address] += 1
+            if addresses is not None and address not in addresses:
+                continue
         version, values = (event.timestamp, event.message_id, event.origin), dict[Any, Any]()
         for change in changes_of(event):
             match change:
@@ -471,7 +482,14 @@ async def person_of(
     own = await own_events(known, workspace, user_id)
     # Events that made one certain may have expired.
     kept = (await known.certain(workspace.id, user_id)).items()
-    certain = {**own.certain, **{trait: value for trait, value in kept if value is not None}}
+    certain = {trait: value for trait, value in kept if value is not None}
+    user = await known.profile(workspace.id, user_id)
+    certain |= {
+        trait: value
+        for trait, value in own.certain.items()
+        # The event with a later value may have expired.
+        if user is None or identifier_value(trait, user.traits.get(trait)) == value
+    }
     sure = [f"{trait}:{certain[trait]}" for trait in sorted(_ADDRESSES & certain.keys())]
     taken = {*await visitors_of(known, workspace, user_id, own), *sure, *addresses, *visitors}
     person = Person(
@@ -486,8 +504,45 @@ async def person_of(
     return dataclasses.replace(person, visitors=dict.fromkeys(sorted({*taken, *alone}), MAX_TIME))
 
 
-async def _profile(store: Erasable, workspace: Workspace, person: Person) -> UserProfile | None:
-    """Return the user of a person without what it has of visitors that are not the person's."""
+@dataclasses.dataclass(slots=True)
+class _LeftOut:
+    """What deliveries that are left out of an export set of a user and its visitors."""
+
+    #: Trait → the timestamps of the events.
+    traits: dict[str, set[int]] = dataclasses.field(default_factory=dict)
+    groups: set[str] = dataclasses.field(default_factory=set)
+
+    def without(self, traits: Mapping[str, Any], times: Mapping[str, int]) -> dict[str, Any]:
+        """Return the traits that other events set."""
+        return {
+            name: value
+            for name, value in traits.items()
+            if name not in self.traits or times.get(name) not in self.traits[name]
+        }
+
+
+async def _left_out(store: EventStore, person: Person) -> _LeftOut:
+    left = _LeftOut()
+    async for event in events_of(store, person):
+        address = _found_by(event.origin, event.body)
+        if address is not None and address not in person.visitors:
+            for change in changes_of(event):
+                if isinstance(change, Traits):
+                    for name in change.traits:
+                        left.traits.setdefault(name, set()).add(event.timestamp)
+                elif isinstance(change, Membership):
+                    left.groups.add(change.group_id)
+    return left
+
+
+async def _profile(
+    store: Erasable, workspace: Workspace, person: Person, left: _LeftOut | None = None
+) -> UserProfile | None:
+    """Return the user of a person without what it has of visitors that are not the person's.
+
+    :param left: what is left out, too.
+    """
+    left = _LeftOut() if left is None else left
     (user_id,) = person.users
     user = await store.profile(workspace.id, user_id)
     if user is None:
@@ -495,10 +550,11 @@ async def _profile(store: Erasable, workspace: Workspace, person: Person) -> Use
     merged = [await store.visitor(workspace.id, name) for name in user.anonymous_ids]
     belonging = [one for one in merged if one is not None and one.user_id == user_id]
     others = [one for one in belonging if one.anonymous_id not in person.visitors]
-    if not others:
+    if not others and not left.traits and not left.groups:
         return user
-    own = await own_events(store, workspace, user_id)
-    traits, groups = dict(user.traits), set(user.groups)
+    own = await own_events(store, workspace, user_id, person.addresses)
+    traits = left.without(user.traits, user.trait_times)
+    groups = set(user.groups) - left.groups
     for one in others:
         groups.difference_update(one.groups)
         for name in one.traits:
@@ -544,13 +600,16 @@ async def export_person(
         left_out[address] += 1
         return True
 
-    user = await _profile(known, workspace, person)
+    left = await _left_out(known, person)
+    user = await _profile(known, workspace, person, left)
     if user is not None:
         yield _line("users", user)
     for name in person.visitors:
         visitor = await known.visitor(workspace.id, name)
         if visitor is not None:
-            yield _line("visitors", visitor)
+            traits = left.without(visitor.traits, visitor.trait_times)
+            groups = sorted({*visitor.groups} - left.groups)
+            yield _line("visitors", dataclasses.replace(visitor, traits=traits, groups=groups))
     subjects = subjects_of(person)
     if isinstance(store, SubscriptionStore):
         async for choice in all_pages(functools.partial(store.scan_subscriptions, workspace.id)):

@@ -121,10 +121,9 @@ class KeyTable:
 
         :param key_id: the key that it came with; one that is gone counts as public.
         """
-        if any(key.kind == "server" for key in self.of(workspace_id) if key.id == key_id):
-            return None
+        server = any(key.kind == "server" for key in self.of(workspace_id) if key.id == key_id)
         here = (one for one in self._workspaces if one.id == workspace_id)
-        return next(map(Rules.of_public, here), None)
+        return next(map(Rules.of_trusted if server else Rules.of_public, here), None)
 
     @property
     def problems(self) -> Sequence[str]:

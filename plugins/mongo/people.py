@@ -267,6 +267,16 @@ class People:
                 return {**dict.fromkeys(there), **certain_of(own, declared)}
         return {}
 
+    async def forget_vouched(self) -> None:
+        """Remove the traits that only engage sets: clients could set them in earlier versions."""
+        declared = {name for names in self._identifiers.values() for name in names}
+        names = [TRUSTED, *(f"{TRUSTED}:{name}" for name in sorted(declared))]
+        fields = [f"traits.{escape_key(name)}" for name in names]
+        for collection in (USERS, VISITORS):
+            with self._connection.calling(scan=True) as db:
+                wanted = {"$or": [{field: {"$exists": True}} for field in fields]}
+                await db[collection].update_many(wanted, {"$unset": dict.fromkeys(fields, "")})
+
     async def _users(
         self, workspace: str, documents: Sequence[Mapping[str, Any]]
     ) -> list[UserProfile]:

@@ -425,6 +425,7 @@ class Upgrade:
             fence = {"minReader": VERSION, "engage": ENGAGE_VERSION}
             await db[META].update_one({"_id": "schema", "version": 1}, {"$set": fence})
         await self.complete()
+        await self.people.forget_vouched()
         known, unsure = _Known(set), set()
         async for workspace, part in self._parts("userId", known):
             for one in part:

@@ -17,6 +17,7 @@ from typing import Final
 
 from engage.api import (
     ENGAGE_VERSION,
+    TRUSTED,
     Kind,
     StorageIncompatible,
     StorageMissing,
@@ -200,6 +201,8 @@ _STOPPING: Final = f"""SELECT count(*) FROM (SELECT *, user_id AS name FROM choi
         SELECT 1 FROM profiles n WHERE n.workspace = v.workspace AND n.kind = {USER}
         AND n.name = v.name AND n.created_at NOT NULL)"""
 
+_RESERVED: Final = f"FROM traits WHERE substr(trait, 1, {len(TRUSTED)}) = '{TRUSTED}'"
+
 #: Version → the statements that make a store of it from one of the version before.
 MIGRATIONS: Final[Mapping[int, Sequence[str]]] = {
     0: (
@@ -232,6 +235,11 @@ MIGRATIONS: Final[Mapping[int, Sequence[str]]] = {
     # Choices were of an id, which was a user's or a visitor's: see "Choices from earlier versions"
     # in docs/events.md.
     2: (
+        # A client could set these traits.
+        f"UPDATE profiles SET traits = traits - t.count, trait_bytes = trait_bytes - t.bytes FROM "
+        f"(SELECT profile, sum(size > 0) AS count, sum(size) AS bytes {_RESERVED} GROUP BY profile)"
+        " t WHERE t.profile = profiles.id",
+        f"DELETE {_RESERVED}",
         # The ids, and as what each occurs: 1 as a user's, 2 as a visitor's, 3 in one event as both.
         "CREATE TEMP TABLE seen (workspace, name, bits, PRIMARY KEY (workspace, name, bits))",
         "INSERT INTO seen SELECT workspace, user_id, 0 FROM choices "

@@ -332,6 +332,32 @@ def test_a_delivery_found_by_an_address_is_counted(config: Path) -> None:
     assert '"x1"' in run("export", "user", *options, "--address", "ann@x.org").stdout
 
 
+def test_a_delivery_that_is_left_out_is_not_in_the_profile(config: Path) -> None:
+    """The user, or the visitor, may only have claimed the address of somebody else."""
+
+    async def deliver(store: Any) -> None:
+        mark: Any = {"context": {"engage": {"foundBy": "email:ann@x.org"}}, "origin": "stripe"}
+        theirs = {"iban": "of-another", "city": "of-another"}
+        await store.write(
+            [
+                identify("own", "ann", 5, traits={"city": "Ulm"}),
+                identify("x1", "ann", 9, traits=theirs, **mark),
+                event("x2", type="identify", anonymous_id="a1", at=9, traits=theirs, **mark),
+                event("x3", type="group", user_id="ann", groupId="of-another", at=9, **mark),
+            ]
+        )
+
+    on_store(config, deliver)
+    options = ("--config", config, "--workspace", "acme", "--user", "ann")
+    result = run("export", "user", *options)
+    assert "of-another" not in result.stdout
+    (user,) = [
+        one for one in map(json.loads, result.stdout.splitlines()) if one["record"] == "users"
+    ]
+    assert user["traits"]["city"] == "Ulm"
+    assert "of-another" in run("export", "user", *options, "--address", "ann@x.org").stdout
+
+
 def test_the_state_of_a_key_is_noted(config: Path) -> None:
     for state in ("disable", "enable", "disable"):
         run("keys", state, "--config", config, "--workspace", "acme", "website")

@@ -81,7 +81,7 @@ async def test_a_replay_obeys_the_kind_of_the_key_of_the_letter(tmp_path: Path) 
             if key_id == "website":
                 assert (kept, mark) == ({"a": 1}, {"droppedTraits": ["email", "plan"]})
             else:
-                assert (kept, mark) == (ITEM["traits"], {})
+                assert (kept, mark) == (ITEM["traits"], {"trusted": ["email"]})
         assert await server.dead_letters() == []
 
 

@@ -305,6 +305,13 @@ async def test_an_address_that_a_server_key_set_before_the_mark_is_certain(
     workspace = config(tmp_path).workspaces[0]
     assert (await person_of(store, workspace, "ann")).addresses == ["email:ann@x.org"]
     assert (await person_of(store, workspace, "bob")).addresses == []
+    # The event with the value of now may have expired.
+    later = identify("5", "cat", 9, traits={"email": "new@x.org"}, writeKeyId="website")
+    await store.write(
+        [later, identify("6", "cat", 1, traits={"email": "cat@x.org"}, writeKeyId="backend")]
+    )
+    await store.erase_events([later], [b""])
+    assert (await person_of(store, workspace, "cat")).addresses == []
 
 
 @on_each

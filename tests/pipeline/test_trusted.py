@@ -106,6 +106,23 @@ async def test_a_provider_that_states_its_own_customers_vouches(
     assert user.traits == ({**EMAIL, "plan": 1} if vouches else EMAIL)
 
 
+async def test_a_transform_may_remove_what_is_vouched_for() -> None:
+    """The value from before stays certain."""
+
+    def remove(document: dict[str, Any]) -> dict[str, Any]:
+        if document["traits"].get("gone"):
+            del document["traits"]["email"]
+        return document
+
+    core = make_core(
+        MemoryStore(None, CONTEXT), workspace=WORKSPACE, transforms=[("remove", remove)]
+    )
+    for more in ({}, {"gone": True}):
+        item = {"userId": "u", "traits": {**EMAIL, **more}}
+        await send_event(core, item, "identify", principal=principal(SERVER))
+    assert await certain(core) == EMAIL
+
+
 async def test_a_link_by_an_id_shows_what_is_suppressed_of_certain_addresses() -> None:
     core = make_core(MemoryStore(None, CONTEXT), workspace=WORKSPACE)
     await core.store.suppress([suppression("ann@a.example", reason="complaint")])

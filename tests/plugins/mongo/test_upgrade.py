@@ -219,6 +219,24 @@ async def test_each_choice_becomes_that_of_the_user_or_the_visitor(
     assert everything(url) == before
 
 
+async def test_what_clients_set_in_the_place_of_engage_goes(tmp_path: Path, url: str) -> None:
+    await make(tmp_path, url)
+    register = {"t": bson.datetime_ms.DatetimeMS(TIME), "m": "m", "o": "api", "v": "a@b.c"}
+    names = ("email", "engage:trusted", "engage:trusted:email")
+    forged = {"$set": {f"traits.{name}": register for name in names}}
+    with raw(url) as db:
+        db.users.update_one({"userId": "user"}, forged)
+        db.visitors.update_one({"anonymousId": "visitor"}, forged)
+    async with mongo.opened(tmp_path, url, identifiers={WORKSPACE: ["email"]}) as store:
+        assert await store.certain(WORKSPACE, "user") == {"email": None}
+    with raw(url) as db:
+        for found in (
+            db.users.find_one({"userId": "user"}),
+            db.visitors.find_one({"anonymousId": "visitor"}),
+        ):
+            assert found["traits"].keys() == {"email"}
+
+
 async def test_the_upgrade_may_be_killed_at_any_write(tmp_path: Path, proxy: Proxy) -> None:
     """Another process then completes it."""
     number = 0

@@ -216,6 +216,29 @@ async def test_a_store_from_before_visitors_is_brought_up_to_date(
     await again.close()
 
 
+async def test_what_clients_set_in_the_place_of_engage_goes(
+    store: SqliteStorage, tmp_path: Path, path: Path
+) -> None:
+    """Earlier versions stored any trait."""
+    await store_all(store, identify("1", "u", traits={"email": "a@b.c", "a": 1}))
+    await store_all(store, identify("2", "other", traits={"a": 1}))
+    counts = "SELECT name, traits, trait_bytes FROM profiles ORDER BY id"
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        before = db.execute(counts).fetchall()
+    forged = """
+        INSERT INTO traits SELECT id, 'engage:trusted:email', 5, 'm', 'api', 9, '"a@b.c"'
+            FROM profiles WHERE name = 'u';
+        INSERT INTO traits SELECT id, 'engage:trusted', 5, 'm', 'api', 4, 'true'
+            FROM profiles WHERE name = 'u';
+        UPDATE profiles SET traits = traits + 2, trait_bytes = trait_bytes + 13 WHERE name = 'u';
+    """
+    again = await brought_up_to_date(store, tmp_path, path, forged + ONE_NAMESPACE)
+    assert await again.certain(WORKSPACE, "u") == {"email": None}
+    await again.close()
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        assert db.execute(counts).fetchall() == before
+
+
 async def test_choices_of_an_earlier_version_are_given_to_users_and_visitors(path: Path) -> None:
     """As "Choices from earlier versions" in docs/events.md says."""
     store = make(path.parent)
