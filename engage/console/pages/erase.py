@@ -15,13 +15,13 @@ from engage.console.data.reader import InTurn
 from engage.console.display.formats import ROWS
 from engage.erasure.addresses import named_addresses
 from engage.erasure.erase import erase_user
+from engage.erasure.own_events import own_events
 from engage.erasure.person import (
     OtherVisitor,
     erasable,
     export_person,
     other_addresses,
     other_visitors,
-    own_events,
     person_of,
 )
 from engage.erasure.requests import Request, erasure_requests

@@ -253,8 +253,8 @@ class Failing(MemoryStore):
 
     async def scan(self, *arguments: Any, after: str | None, **options: Any) -> Any:
         self.begun += after is None
-        # They are read once before, for what belongs to the user.
-        if self.begun > 1 and after is not None:
+        # They are read before, for what belongs to the user, and for what is left out.
+        if self.begun > 2 and after is not None:
             raise StorageUnavailable("the disk is gone")
         return await super().scan(*arguments, after=after, **options)
 
