@@ -354,6 +354,7 @@ async def _carry_out(
     :return: how much of each kind, and what :meth:`ErasureStore.settle` returned.
     """
     counts, workspace_id = Counter(dict.fromkeys(_COUNTED, 0)), person.workspace_id
+    key = key_of(config)
     addresses = addresses_of(_workspace(config, workspace_id), person)
 
     async def erase_events(whose: Person) -> None:
@@ -361,7 +362,7 @@ async def _carry_out(
             gone = [
                 one for one in some if whose.owns(one.user_id, one.anonymous_id, one.received_at)
             ]
-            marks = [mark_of(one, key_of(config)) for one in gone]
+            marks = [mark_of(one, key) for one in gone]
             counts["events"] += await store.erase_events(gone, marks)
             report("events", counts["events"])
 
@@ -372,8 +373,8 @@ async def _carry_out(
         letters = [one.id async for one in letters_of(store, person)]
         for start in range(0, len(letters), PAGE):
             counts["deadLetters"] += await store.remove(workspace_id, letters[start : start + PAGE])
-    counts["auditEntries"] = await _hide_in_audit(store, key_of(config), person, addresses)
-    counts["suppressions"] = await _hash_addresses(store, key_of(config), workspace_id, addresses)
+    counts["auditEntries"] = await _hide_in_audit(store, key, person, addresses)
+    counts["suppressions"] = await _hash_addresses(store, key, workspace_id, addresses)
     for record in await noted_requests(store, workspace_id, person.users):
         counts["requests"] += await store.delete_record(record.kind, workspace_id, record.id)
     chose = {name: at for name, at in person.visitors.items() if name not in copies}
@@ -394,7 +395,7 @@ async def _carry_out(
     overwritten = await store.settle()
     # What the person did since then makes a new user.
     since = min((*person.users.values(), *person.visitors.values()))
-    tombstones = Tombstones(store, key_of(config))
+    tombstones = Tombstones(store, key)
     async for some in _parts(events_of(store, person, since=since)):
         # A second erasure that has begun meanwhile erases at the earliest after two write timeouts.
         await tombstones.refresh()

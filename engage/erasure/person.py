@@ -243,7 +243,8 @@ async def other_visitors(
 
 def subjects_of(person: Person) -> list[Subject]:
     """Return the users and visitors of a person."""
-    visitors = [name for name in person.visitors if name not in person.addresses]
+    addresses = set(person.addresses)
+    visitors = [name for name in person.visitors if name not in addresses]
     return [
         *(Subject(Kind.USER, name) for name in person.users),
         *(Subject(Kind.VISITOR, name) for name in visitors),
@@ -365,16 +366,13 @@ async def person_of(
         if name.startswith(RECIPIENT_PREFIXES):
             raise EngageError(f"{name!r} is no visitor but an address: name the address")
     own = await own_events(known, workspace, user_id)
-    # Events that made one certain may have expired.
-    kept = (await known.certain(workspace.id, user_id)).items()
-    certain = {trait: value for trait, value in kept if value is not None}
     user = await known.profile(workspace.id, user_id)
-    certain |= {
-        trait: value
-        for trait, value in own.certain.items()
-        # The event with a later value may have expired.
-        if user is None or identifier_value(trait, user.traits.get(trait)) == value
-    }
+    certain = dict(own.certain)
+    if user is not None:
+        # The events that made one certain, or that set a later value, may have expired.
+        present = {one: identifier_value(one, user.traits.get(one)) for one in certain}
+        certain = {one: value for one, value in certain.items() if present[one] == value}
+        certain |= user.certain
     sure = [f"{trait}:{certain[trait]}" for trait in sorted(ADDRESSES & certain.keys())]
     taken = {*await visitors_of(known, workspace, user_id, own), *sure, *addresses, *visitors}
     person = Person(
