@@ -27,6 +27,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -100,6 +101,8 @@ class Nursery:
                 stdin=subprocess.DEVNULL,
             )
         self._answers = self._channel.makefile("rb")
+        #: A proxy's threads may kill the same server at the same time.
+        self._turn = threading.Lock()
 
     def fork(self, arguments: Sequence[str], log: int, environment: Mapping[str, str]) -> Forked:
         """Run ``engage`` in a new process, in a session of its own.
@@ -123,9 +126,10 @@ class Nursery:
         A request may be larger than what one message can carry, so its length goes first.
         """
         data = json.dumps(request).encode()
-        socket.send_fds(self._channel, [len(data).to_bytes(4, "big")], descriptors)
-        self._channel.sendall(data)
-        return json.loads(self._answers.readline())
+        with self._turn:
+            socket.send_fds(self._channel, [len(data).to_bytes(4, "big")], descriptors)
+            self._channel.sendall(data)
+            return json.loads(self._answers.readline())
 
 
 @functools.cache
