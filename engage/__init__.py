@@ -22,6 +22,7 @@ the path of a request
 ------------------  --------------------------------------------------------------------------------
 what these parts use
 ----------------------------------------------------------------------------------------------------
+``store/``          what is kept: the rules as plans over tables, which a storage executes
 ``config/``         reads and checks the config file
 ``registry/``       finds the plugins, and makes those that the config selects
 ``errors.py``       the error codes with their statuses, and the body of an error

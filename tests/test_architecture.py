@@ -29,6 +29,7 @@ TESTS = ROOT / "tests"
 #: its own line or from one below. A folder is one name; inside it modules may import each other.
 LAYERS = (
     "api",
+    "store",
     "hookspecs webhooks testing monitoring errors",
     "config",
     "registry upkeep http1",
@@ -46,7 +47,7 @@ LAYERS = (
 LEVEL = {name: level for level, line in enumerate(LAYERS) for name in line.split()}
 
 #: The packages of engage that a plugin may import.
-PUBLIC = ("engage.api", "engage.webhooks", "engage.testing")
+PUBLIC = ("engage.api", "engage.store", "engage.webhooks", "engage.testing")
 
 
 def sources(*folders: str) -> list[Path]:

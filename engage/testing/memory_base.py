@@ -4,17 +4,20 @@
 from __future__ import annotations
 
 import ast
-import collections
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from engage import api
 from engage.api import Kind
+from engage.store.memory import MemoryTables
+from engage.store.tables import Plan
 
 Key = TypeVar("Key")
 Item = TypeVar("Item")
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 
 class Arrivals(dict[Key, Item]):
@@ -126,16 +129,10 @@ class Stored:
         self.choices = Arrivals[tuple[str, api.Subject, str], api.SubscriptionState]()
         #: By workspace, change and group.
         self.history = Arrivals[tuple[str, str, str], api.SubscriptionRecord]()
-        #: By the fields that name a register.
-        self.suppressions = Arrivals[tuple[str, str, str, str, str], api.Suppression]()
         #: By workspace and id.
         self.letters = Arrivals[tuple[str, str], api.DeadLetter]()
-        #: By kind, workspace and id.
-        self.records: dict[tuple[str, str, str], api.Record] = {}
-        #: Kind → how often its records were changed.
-        self.versions = collections.Counter[str]()
-        #: By the counter with the value 0.
-        self.counts = Arrivals[api.Count, api.Count]()
+        #: What is kept by plans.
+        self.tables = MemoryTables()
 
     def profile(self, workspace_id: str, kind: Kind, name: str) -> Profile:
         """Return a user, visitor or group, which is made if there is none."""
@@ -174,6 +171,13 @@ class Memory:
         if not self.stored.exists and not create:
             raise api.StorageMissing("there is no store in memory of this name")
         self.stored.exists = self.is_open = True
+
+    async def run(
+        self, plan: Plan[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
+    ) -> Result:
+        return self.contents().tables.execute(plan(*args, **kwargs), self.context)
+
+    read = run
 
     async def close(self) -> None:
         self.is_open = False

@@ -10,14 +10,14 @@ class of its own, so that a test can also have a storage without profiles or wit
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import uuid
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from engage import api
 from engage.api import Kind
+from engage.store.facade import PlannedCounts, PlannedRecords, PlannedSuppressions
 
 from .memory_base import Memory, Stored, delete, of_workspace, page_by_key, stored
 from .memory_profiles import MemoryProfiles, extended
@@ -172,40 +172,6 @@ class MemorySubscriptions(Memory, api.SubscriptionStore):
         return delete(data.choices, choices), len(records)
 
 
-class MemorySuppressions(Memory, api.SuppressionStore):
-    """Suppressed addresses."""
-
-    async def suppress(self, suppressions: Sequence[api.Suppression]) -> None:
-        known = self.contents().suppressions
-        for one in suppressions:
-            key = (one.workspace_id, one.channel, one.address, one.group_id, one.reason)
-            old = known.get(key)
-            if old is None or (old.at, not old.lifted) < (one.at, not one.lifted):
-                known[key] = one
-
-    async def suppressions(
-        self, workspace_id: str, addresses: Collection[tuple[str, str]]
-    ) -> Sequence[api.Suppression]:
-        return [
-            one
-            for key, one in self.contents().suppressions.items()
-            if key[0] == workspace_id and key[1:3] in addresses and not one.lifted
-        ]
-
-    async def scan_suppressions(
-        self, workspace_id: str | None, *, after: str | None, limit: int
-    ) -> api.Page[api.Suppression]:
-        return self.contents().suppressions.page(of_workspace(workspace_id), after, limit)
-
-    async def erase_suppressions(
-        self, workspace_id: str, addresses: Collection[tuple[str, str]]
-    ) -> int:
-        known = self.contents().suppressions
-        return delete(
-            known, [key for key in known if key[0] == workspace_id and key[1:3] in addresses]
-        )
-
-
 class MemoryDeadLetters(Memory, api.DeadLetterStore):
     """Dead letters, within their budgets."""
 
@@ -256,100 +222,16 @@ class MemoryDeadLetters(Memory, api.DeadLetterStore):
         return delete(letters, old[:limit])
 
 
-class MemoryRecords(Memory, api.RecordStore):
+class MemoryRecords(Memory, PlannedRecords):
     """Records."""
 
-    async def put_record(
-        self, record: api.Record, *, expected_version: int | None = None
-    ) -> int | None:
-        record.check()
-        data, key = self.contents(), (record.kind, record.workspace_id, record.id)
-        version = data.records[key].version if key in data.records else 0
-        if expected_version not in (None, version):
-            return None
-        data.records[key] = dataclasses.replace(record, version=version + 1)
-        data.versions[record.kind] += 1
-        return version + 1
 
-    async def get_record(self, kind: str, workspace_id: str, record_id: str) -> api.Record | None:
-        return self.contents().records.get((kind, workspace_id, record_id))
-
-    async def list_records(
-        self,
-        kind: str | None,
-        workspace_id: str | None = None,
-        *,
-        after: str | None = None,
-        limit: int,
-        reverse: bool = False,
-    ) -> api.Page[api.Record]:
-        wanted = {
-            key: record
-            for key, record in self.contents().records.items()
-            if kind in (None, key[0]) and workspace_id in (None, key[1])
-        }
-        return page_by_key(wanted, after, limit, reverse=reverse)
-
-    async def records_version(self, kind: str) -> int:
-        return self.contents().versions[kind]
-
-    async def delete_record(self, kind: str, workspace_id: str, record_id: str) -> bool:
-        deleted = delete(self.contents().records, [(kind, workspace_id, record_id)])
-        self.stored.versions[kind] += deleted
-        return bool(deleted)
-
-    async def expire_records(self, kind: str, before: int, *, limit: int) -> int:
-        records = self.contents().records
-        old = [key for key, one in records.items() if key[0] == kind and one.at < before]
-        deleted = delete(records, old[:limit])
-        self.stored.versions[kind] += deleted
-        return deleted
-
-
-class MemoryCounts(Memory, api.CountStore):
+class MemoryCounts(Memory, PlannedCounts):
     """Counters."""
 
-    async def put_counts(self, counts: Sequence[api.Count]) -> None:
-        known = self.contents().counts
-        for one in counts:
-            key = dataclasses.replace(one, value=0)
-            if key not in known or known[key].value < one.value:
-                known[key] = one
 
-    async def counts(
-        self,
-        step: int,
-        *,
-        since: int,
-        until: int,
-        names: Sequence[str] | None = None,
-        workspace_id: str | None = None,
-        after: str | None = None,
-        limit: int,
-    ) -> api.Page[api.CountSum]:
-        groups: dict[Any, list[int]] = collections.defaultdict(list)
-        for one in self.contents().counts.values():
-            wanted = workspace_id in (None, one.workspace_id) and one.step == step
-            if wanted and since <= one.at < until and (names is None or one.name in names):
-                groups[one.at, one.name, one.workspace_id, one.labels].append(one.value)
-        sums = {
-            key: api.CountSum(
-                **dict(zip(("at", "name", "workspace_id", "labels"), key, strict=True)),
-                total=sum(values),
-                greatest=max(values),
-                processes=len(values),
-            )
-            for key, values in groups.items()
-        }
-        return page_by_key(sums, after, limit)
-
-    async def scan_counts(self, *, after: str | None, limit: int) -> api.Page[api.Count]:
-        return self.contents().counts.page(lambda _: True, after, limit)
-
-    async def expire_counts(self, step: int, before: int, *, limit: int) -> int:
-        counts = self.contents().counts
-        old = [key for key in counts if key.step == step and key.at < before]
-        return delete(counts, old[:limit])
+class MemorySuppressions(Memory, PlannedSuppressions):
+    """Suppressed addresses."""
 
 
 class MemoryVerification(Memory, api.VerifiableStore):
@@ -391,8 +273,8 @@ class MemoryStore(
     MemoryDeadLetters,
     MemoryRecords,
     MemoryCounts,
-    api.ErasureStore,
     MemoryVerification,
+    api.ErasureStore,
 ):
     """A storage in memory with all interfaces."""
 

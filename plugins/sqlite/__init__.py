@@ -7,6 +7,7 @@
 ``worker_thread.py``  a thread that calls SQLite
 ``writer/``           the one process that makes all writes of a host
 ``engine.py``         the operations of the writer: a transaction for each
+``steps.py``          the steps of plans as statements of SQL
 ``batch.py``          the events of one write, and the outcome of each
 ``transactions.py``   the writing connection: opening, transactions, failures, recovery
 ``backup.py``         one file with all of a store, and a store made of one

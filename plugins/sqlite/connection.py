@@ -12,14 +12,13 @@ import shutil
 import sqlite3
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
 from engage.api import (
-    DeadLetterBudget,
-    ProfileLimits,
+    StorageContext,
     StorageIncompatible,
     StorageMissing,
     StorageUnavailable,
@@ -82,16 +81,17 @@ class Settings:
     min_free_bytes: int
     #: Maximum size of the database file in bytes; 0: no limit.
     max_bytes: int
-    #: Seconds that one call may take.
-    timeout: float
-    limits: ProfileLimits
-    budget: DeadLetterBudget
-    #: Workspace id → names of the traits by which users are looked up.
-    identifiers: Mapping[str, Sequence[str]]
+    #: Those of the core: time limits, limits of profiles, budgets, identifiers.
+    context: StorageContext
     #: ``thread``, ``process`` or ``auto``.
     writer: str = "auto"
     #: Called again and again by the process that writes, also during long work: it does not hang.
     alive: Callable[[], None] = nothing
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that one call may take."""
+        return self.context.write_timeout
 
 
 # --------------------------------------------------------------------------------------- errors

@@ -10,26 +10,27 @@ import contextlib
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from engage.api import (
-    Count,
     DeadLetter,
     Event,
     Outcome,
-    Record,
     StorageError,
     StorageUnavailable,
     Subject,
     SubscriptionChange,
-    Suppression,
 )
+from engage.store.tables import Plan
 
 from . import checkpoint, schema
 from .batch import Batch
 from .connection import Settings, is_text, key_of, translating_errors
-from .tables import counts, dead_letters, events, people, records, subscriptions, suppressions
+from .steps import execute
+from .tables import dead_letters, events, people, subscriptions
 from .transactions import Transactions
+
+Result = TypeVar("Result")
 
 #: Seconds without an event after which :meth:`Engine.work` makes separate transactions.
 IDLE: Final = 1.0
@@ -50,6 +51,13 @@ class Engine(Transactions):
         """
         with translating_errors(self.settings.path), self._transaction() as db:
             db.execute("UPDATE store SET value = value + 1 WHERE name = 'opens'")
+
+    def run(self, plan: Plan[..., Result], arguments: Sequence[Any]) -> Result:
+        """Run a plan of :mod:`engage.store`."""
+        with translating_errors(self.settings.path):
+            transaction = self._erasing() if plan.overwrites else self._transaction(not plan.frees)
+            with transaction as db:
+                return execute(db, plan(*arguments), self.settings.context)
 
     # -------------------------------------------------------------------------- background
     def work(self) -> bool:
@@ -215,11 +223,6 @@ class Engine(Transactions):
         with self._erasing() as db:
             return subscriptions.erase(db, workspace_id, subject, pseudonym)
 
-    def erase_suppressions(self, workspace_id: str, addresses: Sequence[tuple[str, str]]) -> int:
-        """Erase suppressions, and return how many."""
-        with self._erasing() as db:
-            return suppressions.erase(db, workspace_id, addresses)
-
     def reapply(self, rows: Sequence[events.Row]) -> None:
         """Apply the changes of stored events again."""
         batch = Batch(rows)
@@ -248,15 +251,10 @@ class Engine(Transactions):
         with translating_errors(self.settings.path), self._transaction() as db:
             return [subscriptions.apply(db, change) for change in changes]
 
-    def suppress(self, rows: Sequence[Suppression]) -> None:
-        """Write suppressions, in one transaction."""
-        with translating_errors(self.settings.path), self._transaction() as db:
-            suppressions.put(db, rows)
-
     def keep(self, letters: Sequence[DeadLetter]) -> list[bool]:
         """Store dead letters, and return whether each is stored."""
         with translating_errors(self.settings.path), self._transaction() as db:
-            return dead_letters.keep(db, letters, self.settings.budget)
+            return dead_letters.keep(db, letters, self.settings.context.dead_letter_budget)
 
     def remove(self, workspace_id: str, ids: Sequence[str]) -> int:
         """Delete dead letters, and return how many existed."""
@@ -267,29 +265,3 @@ class Engine(Transactions):
         """Delete the oldest dead letters, and return how many."""
         with translating_errors(self.settings.path), self._transaction(needs_space=False) as db:
             return dead_letters.expire(db, before, limit)
-
-    # ------------------------------------------------------------- records and counters
-    def put_record(self, record: Record, expected_version: int | None) -> int | None:
-        """Write a record; see :meth:`RecordStore.put_record`."""
-        with translating_errors(self.settings.path), self._transaction() as db:
-            return records.put(db, record, expected_version)
-
-    def delete_record(self, kind: str, workspace_id: str, record_id: str) -> bool:
-        """Delete a record, and return whether there was one."""
-        with translating_errors(self.settings.path), self._transaction(needs_space=False) as db:
-            return records.delete(db, kind, workspace_id, record_id)
-
-    def expire_records(self, kind: str, before: int, limit: int) -> int:
-        """Delete the oldest records of a kind, and return how many."""
-        with translating_errors(self.settings.path), self._transaction(needs_space=False) as db:
-            return records.expire(db, kind, before, limit)
-
-    def put_counts(self, rows: Sequence[Count]) -> None:
-        """Write registers of counters, in one transaction."""
-        with translating_errors(self.settings.path), self._transaction() as db:
-            counts.put(db, rows)
-
-    def expire_counts(self, step: int, before: int, limit: int) -> int:
-        """Delete the oldest registers of a step, and return how many."""
-        with translating_errors(self.settings.path), self._transaction(needs_space=False) as db:
-            return counts.expire(db, step, before, limit)

@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 import orjson
 
@@ -18,9 +18,6 @@ from engage.api import (
     Backup,
     BackupStore,
     BudgetUse,
-    Count,
-    CountStore,
-    CountSum,
     DeadLetter,
     DeadLetterStore,
     ErasureStore,
@@ -34,8 +31,6 @@ from engage.api import (
     Outcome,
     Page,
     ProfileStore,
-    Record,
-    RecordStore,
     StorageContext,
     StorageUnavailable,
     StoredLink,
@@ -45,17 +40,18 @@ from engage.api import (
     SubscriptionRecord,
     SubscriptionState,
     SubscriptionStore,
-    Suppression,
-    SuppressionStore,
     UserProfile,
     VerifiableStore,
     VisitorProfile,
 )
+from engage.store.facade import PlannedCounts, PlannedRecords, PlannedSuppressions
+from engage.store.tables import Plan
 
 from . import backup, verification
 from .connection import Settings, is_text, key_of
 from .reader import Reader
-from .tables import counts, dead_letters, events, people, records, subscriptions, suppressions
+from .steps import execute
+from .tables import dead_letters, events, people, subscriptions
 from .tables.changes import KINDS
 from .tables.events import row_of
 from .worker_thread import WorkerThread
@@ -63,6 +59,8 @@ from .writer import operations
 from .writer.writer import Writer
 
 Item = TypeVar("Item")
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 #: Default of ``min_free_bytes``.
 MIN_FREE_BYTES: Final = 512 * 1024 * 1024
@@ -72,10 +70,10 @@ class SqliteStorage(
     EventStore,
     ProfileStore,
     SubscriptionStore,
-    SuppressionStore,
+    PlannedSuppressions,
     DeadLetterStore,
-    RecordStore,
-    CountStore,
+    PlannedRecords,
+    PlannedCounts,
     BackupStore,
     ErasureStore,
     VerifiableStore,
@@ -90,7 +88,7 @@ class SqliteStorage(
         self._writer = Writer(settings, had_store=had_store, supervised=supervised)
         self._reader = Reader(settings)
         self._reader_thread: WorkerThread | None = None
-        self._people = people.People(settings.limits, settings.identifiers)
+        self._people = people.People(settings.context.profile_limits, settings.context.identifiers)
         #: Where the next call of ``expire_visitors`` continues.
         self._expired: int | None = None
         self.dropped_changes = 0
@@ -107,10 +105,7 @@ class SqliteStorage(
                 path=os.path.realpath(context.base_dir / options.get("path", "engage.db")),
                 min_free_bytes=options.get("min_free_bytes", MIN_FREE_BYTES),
                 max_bytes=options.get("max_bytes", 0),
-                timeout=context.write_timeout,
-                limits=context.profile_limits,
-                budget=context.dead_letter_budget,
-                identifiers={name: tuple(traits) for name, traits in context.identifiers.items()},
+                context=context,
                 writer=options.get("writer", "auto"),
             ),
             had_store=context.had_store,
@@ -169,6 +164,17 @@ class SqliteStorage(
             found["wal_bytes"] = os.stat(path + "-wal").st_size
         found.update(self._writer.gauges())
         return found
+
+    async def run(
+        self, plan: Plan[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
+    ) -> Result:
+        assert not kwargs
+        return await self._writer.call(operations.OPERATIONS[plan.name], *args)
+
+    async def read(
+        self, plan: Plan[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
+    ) -> Result:
+        return await self._read(execute, plan(*args, **kwargs), self._settings.context)
 
     async def _read(self, function: Callable[..., Item], *arguments: Any) -> Item:
         if self._reader_thread is None:
@@ -313,21 +319,6 @@ class SqliteStorage(
             subscriptions.history, workspace_id, subject, since, after=after, limit=limit
         )
 
-    # ---------------------------------------------------------------------- suppressions
-    async def suppress(self, suppressions: Sequence[Suppression]) -> None:
-        if suppressions:
-            await self._writer.call(operations.SUPPRESS, list(suppressions))
-
-    async def suppressions(
-        self, workspace_id: str, addresses: Collection[tuple[str, str]]
-    ) -> Sequence[Suppression]:
-        return await self._read(suppressions.find, workspace_id, list(addresses))
-
-    async def scan_suppressions(
-        self, workspace_id: str | None, *, after: str | None, limit: int
-    ) -> Page[Suppression]:
-        return await self._page(suppressions.scan, workspace_id, after=after, limit=limit)
-
     # ---------------------------------------------------------------------- dead letters
     async def put(self, letters: Sequence[DeadLetter]) -> int:
         return sum(not kept for kept in await self.keep(letters))
@@ -357,42 +348,6 @@ class SqliteStorage(
     async def expire_dead_letters(self, before: int, *, limit: int) -> int:
         return await self._writer.call(operations.EXPIRE_DEAD_LETTERS, before, limit)
 
-    # --------------------------------------------------------------------------- records
-    async def put_record(
-        self, record: Record, *, expected_version: int | None = None
-    ) -> int | None:
-        record.check()
-        return await self._writer.call(operations.PUT_RECORD, record, expected_version)
-
-    async def get_record(self, kind: str, workspace_id: str, record_id: str) -> Record | None:
-        if not is_text(kind + workspace_id + record_id):
-            return None
-        return await self._read(records.get, kind, workspace_id, record_id)
-
-    async def list_records(
-        self,
-        kind: str | None,
-        workspace_id: str | None = None,
-        *,
-        after: str | None = None,
-        limit: int,
-        reverse: bool = False,
-    ) -> Page[Record]:
-        place = None if after is None else _place(after, str, str, str)
-        items, last = await self._read(records.scan, kind, workspace_id, reverse, place, limit)
-        return Page(items, _cursor(last))
-
-    async def records_version(self, kind: str) -> int:
-        return await self._read(records.version, kind)
-
-    async def delete_record(self, kind: str, workspace_id: str, record_id: str) -> bool:
-        if not is_text(kind + workspace_id + record_id):
-            return False
-        return await self._writer.call(operations.DELETE_RECORD, kind, workspace_id, record_id)
-
-    async def expire_records(self, kind: str, before: int, *, limit: int) -> int:
-        return await self._writer.call(operations.EXPIRE_RECORDS, kind, before, limit)
-
     # --------------------------------------------------------------------------- erasing
     async def erase_events(self, events: Sequence[Event], marks: Sequence[bytes]) -> int:
         keys = [key_of(*event.identity) for event in events]
@@ -416,46 +371,11 @@ class SqliteStorage(
             return 0, 0
         return await self._writer.call(operations.ERASE_CHOICES, workspace_id, subject, pseudonym)
 
-    async def erase_suppressions(
-        self, workspace_id: str, addresses: Collection[tuple[str, str]]
-    ) -> int:
-        return await self._writer.call(operations.ERASE_SUPPRESSIONS, workspace_id, list(addresses))
-
     async def reapply(self, events: Sequence[Event]) -> None:
         await self._writer.call(operations.REAPPLY, [*map(row_of, events)])
 
     async def settle(self) -> bool:
         return await self._writer.call(operations.EMPTY_LOG)
-
-    # -------------------------------------------------------------------------- counters
-    async def put_counts(self, counts: Sequence[Count]) -> None:
-        if counts:
-            await self._writer.call(operations.PUT_COUNTS, list(counts))
-
-    async def counts(
-        self,
-        step: int,
-        *,
-        since: int,
-        until: int,
-        names: Sequence[str] | None = None,
-        workspace_id: str | None = None,
-        after: str | None = None,
-        limit: int,
-    ) -> Page[CountSum]:
-        place = None if after is None else _place(after, int, int)
-        items, last = await self._read(
-            counts.sums, step, since, until, names, workspace_id, place, limit
-        )
-        return Page(items, _cursor(last))
-
-    async def scan_counts(self, *, after: str | None, limit: int) -> Page[Count]:
-        place = None if after is None else _place(after, int, int, int, str)
-        items, last = await self._read(counts.scan, place, limit)
-        return Page(items, _cursor(last))
-
-    async def expire_counts(self, step: int, before: int, *, limit: int) -> int:
-        return await self._writer.call(operations.EXPIRE_COUNTS, step, before, limit)
 
     # --------------------------------------------------------------------------- backups
     def back_up(self, target: Path, *, without: Collection[str], on_bytes: OnBytes) -> Backup:

@@ -47,7 +47,7 @@ class Transactions(FileConnection):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings, readonly=False)
         self.keys = Keys(settings.path)
-        self._profiles = Profiles(settings.limits, settings.identifiers)
+        self._profiles = Profiles(settings.context.profile_limits, settings.context.identifiers)
         self._checkpoints = checkpoint.Checkpoints(settings)
         #: Set by an I/O error: earlier commits may be in memory only. A checkpoint reads and syncs
         #: all of them.
@@ -156,7 +156,7 @@ class Transactions(FileConnection):
 
     # --------------------------------------------------------------------- transactions
     @contextlib.contextmanager
-    def _transaction(self, *, needs_space: bool = True) -> Iterator[sqlite3.Connection]:
+    def _transaction(self, needs_space: bool = True) -> Iterator[sqlite3.Connection]:
         """A write transaction, which is committed at the end or has no effect at all."""
         committing = False
         try:

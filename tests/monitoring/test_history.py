@@ -27,6 +27,7 @@ from engage.monitoring.history import (
 from engage.monitoring.metrics import Metrics
 from engage.monitoring.recorder import REFUSED_RECORD, expire_history, record_periodically
 from engage.monitoring.refusals import MAX_ENTRIES, Refusal, Refusals, key_prefix
+from engage.store.counts import COUNTS
 from engage.testing import MemoryStore
 from support.each import each
 from support.server_inprocess import serving
@@ -176,7 +177,7 @@ async def test_memory_is_bounded_while_the_store_is_away() -> None:
     store = MemoryStore()
     await history.write_to(store)
     # Those that are kept, and the current one.
-    minutes = {one.at for one in store.stored.counts if one.step == MINUTE}
+    minutes = {row[1] for row in store.stored.tables.rows(COUNTS) if row[0] == MINUTE}
     assert len(minutes) <= module.MAX_UNWRITTEN + 1
 
 

@@ -22,7 +22,7 @@ from engage.pipeline.subscriptions import Source, Subscriptions
 from engage.testing.storage.suppressions import suppression
 from engage.upkeep.tombstones import hashed_address
 from support.each import each
-from support.memory_store import MemoryEvents, MemoryStore, MemorySubscriptions
+from support.memory_store import MemoryEvents, MemoryStore, MemorySubscriptions, suppressions_of
 from support.pipeline import ACME, NOW, SECRET, error_of, make_core, turns
 
 pytestmark = pytest.mark.virtual_time
@@ -617,7 +617,7 @@ def objections(store: MemoryStore) -> dict[str, bool]:
     """Return group → whether the objection of ada@example.com is lifted."""
     return {
         one.group_id: one.lifted
-        for one in store.stored.suppressions.values()
+        for one in suppressions_of(store)
         if (one.channel, one.address, one.reason) == ("email", "ada@example.com", "objection")
     }
 
@@ -661,12 +661,12 @@ async def test_an_objection_is_of_the_channels_that_send_to_such_an_address() ->
         await core.pipeline.subscriptions(orjson.dumps(change), source=Source(how=how))
         assert {
             (one.channel, one.address, one.group_id, one.how, one.lifted)
-            for one in store.stored.suppressions.values()
+            for one in suppressions_of(store)
         } == {
             ("sms", "+491", "by-sms", how, on),
             ("whatsapp", "+491", "by-whatsapp", how, on),
         }
-        times = {one.at for one in store.stored.suppressions.values()}
+        times = {one.at for one in suppressions_of(store)}
         assert times == {NOW + on}
 
 
@@ -676,7 +676,7 @@ async def test_a_link_by_no_address_of_the_channel_is_no_objection(fields: dict[
     store.users["acme", "phone", "+491"] = ["u-1"]
     given = {"identifier": "+49 1", **fields}
     await put(store, body({"news": False}, **given))
-    assert store.stored.suppressions == {}
+    assert suppressions_of(store) == []
 
 
 async def test_a_visitor_objects_for_its_address() -> None:

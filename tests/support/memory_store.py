@@ -16,11 +16,26 @@ from engage.api import (
     Kind,
     Outcome,
     Page,
+    Record,
     Status,
     Subject,
     SubscriptionChange,
+    Suppression,
 )
+from engage.store import records, suppressions
 from engage.testing import memory_store
+from engage.testing.memory_base import Memory
+
+
+def records_of(store: Memory) -> Mapping[tuple[str, str, str], Record]:
+    """Return the records of a store: (kind, workspace, id) → record."""
+    rows = store.stored.tables.rows(records.RECORDS)
+    return {(row[0], row[1], row[2]): records.record_of(row) for row in rows}
+
+
+def suppressions_of(store: Memory) -> list[Suppression]:
+    """Return all suppressions of a store, also those that are lifted."""
+    return [*map(suppressions.suppression_of, store.stored.tables.rows(suppressions.SUPPRESSIONS))]
 
 
 class MemoryEvents(memory_store.MemoryEvents):
@@ -150,4 +165,4 @@ class MemoryStore(
     @property
     def records(self) -> Mapping[tuple[str, str, str], Any]:
         """(kind, workspace, id) → record."""
-        return self.stored.records
+        return records_of(self)

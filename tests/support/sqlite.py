@@ -14,7 +14,6 @@ from engage.api import (
     DeadLetterBudget,
     Event,
     EventStore,
-    ProfileLimits,
     StorageContext,
     StorageUnavailable,
 )
@@ -126,18 +125,19 @@ def make(
     return SqliteStorage.from_options(options, context)
 
 
-def settings(path: Path, **changes: Any) -> Settings:
-    """Return the settings of an engine."""
-    values: dict[str, Any] = {
-        "path": str(path),
-        "min_free_bytes": 0,
-        "max_bytes": 0,
-        "timeout": 60,
-        "limits": ProfileLimits(),
-        "budget": DeadLetterBudget(),
-        "identifiers": {},
-    }
-    return Settings(**(values | changes))
+def settings(path: Path, **context: Any) -> Settings:
+    """Return the settings of an engine.
+
+    :param context: fields of :class:`~engage.api.StorageContext`.
+    """
+    return Settings(
+        path=str(path),
+        min_free_bytes=0,
+        max_bytes=0,
+        context=StorageContext(
+            base_dir=path.parent, **{"identifiers": {}, "write_timeout": 60, **context}
+        ),
+    )
 
 
 def engine_of(store: SqliteStorage) -> Engine:

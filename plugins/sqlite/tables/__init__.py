@@ -8,10 +8,7 @@
 ``identifiers.py``    the values by which users and visitors are looked up
 ``changes.py``        the profile changes of one write, folded
 ``subscriptions.py``  subscription choices and their history
-``suppressions.py``   suppressed addresses
 ``dead_letters.py``   dead letters, and their budgets
-``records.py``        records, and the version of each kind
-``counts.py``         counters
 ``paging.py``         pages of a table
 ====================  =================================================================
 """

@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterable
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
+
+from engage.store.tables import MAX_PAGE_BYTES as MAX_BYTES
+from engage.store.tables import MAX_ROWS
 
 Item = TypeVar("Item")
-
-#: The maximum number of rows that one page examines, and of bytes that it holds: a page is a short
-#: call, even if few of the rows are wanted. So a page without items can have a cursor.
-MAX_ROWS: Final = 50_000
-MAX_BYTES: Final = 32 * 1024 * 1024
 
 
 class Window:

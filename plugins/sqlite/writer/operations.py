@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operations of a writer, with the types of their arguments and results.
 
-Each is a method of :class:`~..engine.Engine`. Between processes, arguments and results are
-MessagePack. An operation keeps its name and types: a change needs another name, or another
-:data:`~.protocol.PROTOCOL`.
+Each is a plan of :mod:`engage.store`, or a method of :class:`~..engine.Engine`. Between processes,
+arguments and results are MessagePack. An operation keeps its name and types: a change needs another
+name, or another :data:`~.protocol.PROTOCOL`.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 from engage.api import (
-    Count,
     DeadLetter,
     Event,
     Outcome,
-    Record,
     Status,
     Subject,
     SubscriptionChange,
-    Suppression,
 )
+from engage.store.facade import PLANS
+from engage.store.tables import Plan
 
 from ..tables.events import STORED
 
@@ -42,6 +41,8 @@ class Operation(Generic[Result]):
     #: Decode the arguments and the result from MessagePack.
     arguments: msgspec.msgpack.Decoder[Any]
     result: msgspec.msgpack.Decoder[Result]
+    #: What it runs; ``None``: the method of the engine with its name.
+    plan: Plan[..., Result] | None = None
 
 
 #: Name → operation.
@@ -49,11 +50,21 @@ OPERATIONS: Final[dict[str, Operation[Any]]] = {}
 
 
 def _operation(
-    name: str, arguments: Any, result: Any, *, repeatable: bool = True
+    name: str,
+    arguments: Any,
+    result: Any,
+    *,
+    repeatable: bool = True,
+    plan: Plan[..., Any] | None = None,
 ) -> Operation[Any]:
     decoders = msgspec.msgpack.Decoder(arguments), msgspec.msgpack.Decoder(result)
-    OPERATIONS[name] = operation = Operation(name, repeatable, *decoders)
+    OPERATIONS[name] = operation = Operation(name, repeatable, *decoders, plan)
     return operation
+
+
+for _plan in PLANS.values():
+    _types, _result = _plan.types
+    _operation(_plan.name, _types, _result, repeatable=_plan.repeatable, plan=_plan)
 
 
 #: One event; see :data:`~..tables.events.Row`.
@@ -81,33 +92,14 @@ ERASE_PROFILE: Final[Operation[bool]] = _operation(
 ERASE_CHOICES: Final[Operation[tuple[int, int]]] = _operation(
     "erase_choices", tuple[str, Subject, str], tuple[int, int], repeatable=False
 )
-ERASE_SUPPRESSIONS: Final[Operation[int]] = _operation(
-    "erase_suppressions", tuple[str, list[tuple[str, str]]], int
-)
 REAPPLY: Final[Operation[None]] = _operation("reapply", tuple[list[_Row]], None)
 EMPTY_LOG: Final[Operation[bool]] = _operation("empty_log", tuple[()], bool)
 APPLY_ALL: Final[Operation[list[dict[str, bool]]]] = _operation(
     "apply_all", tuple[list[SubscriptionChange]], list[dict[str, bool]]
 )
-SUPPRESS: Final[Operation[None]] = _operation("suppress", tuple[list[Suppression]], None)
 KEEP: Final[Operation[list[bool]]] = _operation("keep", tuple[list[DeadLetter]], list[bool])
 REMOVE: Final[Operation[int]] = _operation("remove", tuple[str, list[str]], int)
 EXPIRE_DEAD_LETTERS: Final[Operation[int]] = _operation("expire_dead_letters", tuple[int, int], int)
-#: Not repeatable: it increases the version of the record, so the second of two calls that expect a
-#: version finds another one.
-PUT_RECORD: Final[Operation[int | None]] = _operation(
-    "put_record",
-    tuple[Record, int | None],
-    int | None,
-    repeatable=False,
-)
-#: Not repeatable: the second call would return that there was no record.
-DELETE_RECORD: Final[Operation[bool]] = _operation(
-    "delete_record", tuple[str, str, str], bool, repeatable=False
-)
-EXPIRE_RECORDS: Final[Operation[int]] = _operation("expire_records", tuple[str, int, int], int)
-PUT_COUNTS: Final[Operation[None]] = _operation("put_counts", tuple[list[Count]], None)
-EXPIRE_COUNTS: Final[Operation[int]] = _operation("expire_counts", tuple[int, int, int], int)
 
 
 def encode_outcomes(outcomes: Sequence[Outcome]) -> list[Any] | None:

@@ -190,7 +190,11 @@ class Scheduler:
     def _call(self, request: WaitingRequest) -> Exception | None:
         """Run one request and answer it. Return the error, if it failed."""
         try:
-            result = getattr(self.engine, request.operation.name)(*request.decode())
+            plan, arguments = request.operation.plan, request.decode()
+            if plan is not None:
+                result = self.engine.run(plan, arguments)
+            else:
+                result = getattr(self.engine, request.operation.name)(*arguments)
             if request.operation is WRITE:
                 result = encode_outcomes(result[0]), result[1]
             request.done(result)

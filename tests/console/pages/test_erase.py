@@ -20,7 +20,7 @@ from engage.console.data.reader import AT_ONCE
 from engage.testing import MemoryStore
 from engage.testing.factories import event
 from support.console import CONSOLE, console_here, sign_in_here
-from support.memory_store import MemoryEvents
+from support.memory_store import MemoryEvents, records_of
 from support.people import KEY, fill, traces
 
 ERASURES = f'[erasures]\nkey = "{KEY}"\n'
@@ -185,7 +185,7 @@ async def test_everything_about_a_user_is_downloaded(tmp_path: Path) -> None:
         assert (kinds.count("events"), kinds.count("suppressions")) == (8, 2)
         entries = [
             json.loads(one.body)
-            for one in store.stored.records.values()
+            for one in records_of(store).values()
             if b"user-downloaded" in one.body
         ]
         assert [one["details"] for one in entries] == [

@@ -24,6 +24,7 @@ from engage.api import (
     StorageMissing,
     StorageUnavailable,
 )
+from engage.store import records
 from engage.testing import event
 from engage.testing.factories import TIME, ids, store_all
 from engage_plugins.sqlite import schema
@@ -142,12 +143,13 @@ def test_deleted_content_is_not_in_it(engine: Engine, path: Path, tmp_path: Path
     """Neither records of the left out kinds nor what the free pages of the store still have."""
     body = b'{"text":"%s"}' % (SECRET * 1000)
     kept = Record(kind="key", workspace_id="", id="k", body=b"{}", at=TIME)
-    engine.put_record(kept, None)
+    engine.run(records.put, (kept, None))
     for number in range(20):
-        engine.put_record(Record(kind="link", workspace_id="", id=f"{number}", body=body, at=0), 0)
+        link = Record(kind="link", workspace_id="", id=f"{number}", body=body, at=0)
+        engine.run(records.put, (link, 0))
     engine.check()
     for number in range(10):
-        engine.delete_record("link", "", f"{number}")
+        engine.run(records.delete, ("link", "", f"{number}"))
     engine.close()
     assert SECRET in path.read_bytes()
     back_up(path.parent, tmp_path / "backup.db")

@@ -29,14 +29,15 @@ from engage.api import (
     Subject,
     SubscriptionChange,
 )
+from engage.store import records, suppressions
 from engage.testing import event
-from engage.testing.factories import TIME, count, ids, letter, record, store_all
-from engage.testing.storage.suppressions import suppression
+from engage.testing.factories import TIME, ids, letter, record, store_all
 from engage_plugins.sqlite import schema
 from engage_plugins.sqlite.connection import key_of
 from engage_plugins.sqlite.engine import Engine
 from engage_plugins.sqlite.reader import Reader
-from engage_plugins.sqlite.tables import events, records, subscriptions
+from engage_plugins.sqlite.steps import execute
+from engage_plugins.sqlite.tables import events, subscriptions
 from engage_plugins.sqlite.tables.people import People
 from engage_plugins.sqlite.writer.sockets import AVAILABLE
 from support import writer
@@ -124,16 +125,13 @@ CALLS: dict[str, Callable[[Engine], object]] = {
     "find": lambda engine: engine.find("acme", "api", "1"),
     "expire": lambda engine: engine.expire(TIME + 9, 9, True),
     "apply_all": lambda engine: engine.apply_all([CHANGE]),
-    "suppress": lambda engine: engine.suppress([suppression()]),
     "delete_visitors": lambda engine: engine.delete_visitors([1], TIME),
     "keep": lambda engine: engine.keep([letter("l")]),
     "remove": lambda engine: engine.remove("acme", ["l"]),
+    "run": lambda engine: engine.run(records.put, (record("r"), None)),
+    "run, freeing": lambda engine: engine.run(records.expire, ("key", TIME, 9)),
+    "run, overwriting": lambda engine: engine.run(suppressions.erase, ("acme", [("email", "a")])),
     "expire_dead_letters": lambda engine: engine.expire_dead_letters(TIME, 9),
-    "put_record": lambda engine: engine.put_record(record("r"), None),
-    "delete_record": lambda engine: engine.delete_record("key", "acme", "r"),
-    "expire_records": lambda engine: engine.expire_records("key", TIME, 9),
-    "put_counts": lambda engine: engine.put_counts([count(1)]),
-    "expire_counts": lambda engine: engine.expire_counts(60, TIME, 9),
 }
 
 
@@ -210,7 +208,7 @@ READS: dict[str, tuple[Callable[..., object], tuple[object, ...]]] = {
     "find": (events.find, (key_of("acme", "api", "1"),)),
     "profile": (People(ProfileLimits(), {}).find, ("acme", "u")),
     "state": (subscriptions.state, ("acme", Subject(Kind.USER, "u"))),
-    "records_version": (records.version, ("key",)),
+    "plan": (lambda db: execute(db, records.version("key"), settings(Path()).context), ()),
 }
 
 

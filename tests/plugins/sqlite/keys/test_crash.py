@@ -34,7 +34,7 @@ keys.MERGE_KEYS, keys.ALONE_KEYS, merge.LEAST_KEYS = 200, 20, 8
 parts.BUILD_KEYS, parts._LEAST_CAPACITY = 50, 1000
 checkpoint.CHECKPOINT_BYTES = 200_000
 path, start = Path(sys.argv[1]), int(sys.argv[2])
-engine = Engine(settings(path, timeout=2))
+engine = Engine(settings(path, write_timeout=2))
 engine.open(True, True)
 random.seed(start)
 number = start

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from engage.api import EventFilter, Page
+from engage.store import counts, pages
 from engage.testing.factories import (
     TIME,
     all_pages,
@@ -22,6 +23,7 @@ from engage.testing.factories import (
     store_all,
 )
 from engage.testing.storage.counts import sums
+from engage_plugins.sqlite import steps
 from engage_plugins.sqlite.connection import FileConnection
 from engage_plugins.sqlite.store import SqliteStorage
 from engage_plugins.sqlite.tables import events, paging
@@ -125,7 +127,7 @@ async def test_a_range_of_time_is_complete_after_a_clock_was_set(
 async def test_a_page_of_sums_does_not_split_a_counter(
     store: SqliteStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(paging, "MAX_ROWS", 10)
+    monkeypatch.setattr(counts, "MAX_ROWS", 10)
     written = [
         count(1, minute=minute, process=process, labels=(label,))
         for minute in range(5)
@@ -140,7 +142,7 @@ async def test_a_page_of_sums_does_not_split_a_counter(
         assert [one.processes for one in found] == [4] * 9 + [25] + [4] * 6
         assert sum(one.total for one in found) == 60 + 50
     page = await store.counts(60, since=0, until=TIME * 2, names=["none"], limit=100)
-    assert (list(page.items), page.cursor is None) == ([], False)
+    assert (list(page.items), page.cursor) == ([], None)
     assert await sums(store, names=["none"]) == []
     assert len(await all_pages(store.scan_counts)) == len(written)
 
@@ -152,13 +154,13 @@ async def test_a_page_of_records_reads_a_bounded_part(
         workspace = "rare" if number == 13 else "usual"
         body = b'{"x":"%s"}' % (b"x" * 1000)
         await store.put_record(record(f"{number:02}", workspace, body=body))
-    monkeypatch.setattr(paging, "MAX_ROWS", 10)
+    monkeypatch.setattr(pages, "MAX_ROWS", 10)
     page = await store.list_records(None, "usual", limit=100)
     assert len(page.items) == 9
     assert page.cursor is not None
     for wanted, total in (("rare", 1), ("usual", 29), (None, 30)):
         assert len(await all_pages(store.list_records, None, wanted)) == total
-    monkeypatch.setattr(paging, "MAX_BYTES", 5000)
+    monkeypatch.setattr(steps, "MAX_PAGE_BYTES", 5000)
     page = await store.list_records("key", limit=100)
     assert len(page.items) == 5
     assert len(await all_pages(store.list_records, "key")) == 30
@@ -222,9 +224,10 @@ async def test_indexes_serve_what_the_console_reads(store: SqliteStorage) -> Non
     await store.expire_counts(60, TIME, limit=3)
     await store.delete_record("key", "acme", "a")
     for plan in (*reading.plans(), *writing.plans()):
-        assert "TEMP B-TREE" not in plan
+        # Only rows of the same time are sorted.
+        assert "TEMP B-TREE" not in plan.replace("TEMP B-TREE FOR RIGHT PART", "")
         # These have few rows, and what is between brackets has a limit.
-        few = ("count_series", "sqlite_sequence", "CONSTANT ROW", "(")
+        few = ("SCAN k", "count_series", "sqlite_sequence", "CONSTANT ROW", "(")
         assert not plan.startswith("SCAN") or any(one in plan for one in few), plan
 
 

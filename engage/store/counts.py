@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counters.
+
+A counter (name, workspace and labels) is one row of ``count_series``, and its number stands in the
+registers: they are small, and there are hundreds of thousands of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, Final
+
+import orjson
+
+from engage.api import Count, CountSum, Page
+from engage.store.pages import LAST_TEXT, cursor_of, every, place_of
+from engage.store.pages import expire as expire_rows
+from engage.store.pages import page as rows_page
+from engage.store.tables import MAX_ROWS, Add, Get, Pages, Put, Row, Steps, Table, plan
+
+#: The labels are a JSON array. A row is never deleted: registers have its number.
+SERIES: Final = Table(
+    "count_series",
+    {"name": str, "workspace": str, "labels": str, "number": int},
+    key=3,
+    arrival=True,
+)
+COUNTS: Final = Table(
+    "counts",
+    {"step": int, "at": int, "series": int, "process": str, "value": int},
+    key=4,
+    register=("value",),
+)
+
+
+@plan()
+def put(counts: Sequence[Count]) -> Steps[None]:
+    """Write registers; of several values of one register the greatest stays."""
+    keys = [(one.name, one.workspace_id, orjson.dumps(one.labels).decode()) for one in counts]
+    series = yield Get(SERIES, set(keys))
+    if new := [key for key in dict.fromkeys(keys) if key not in series]:
+        yield Add(SERIES, [(*key, None) for key in new])
+        series |= yield Get(SERIES, new)
+    rows: dict[Row, Row] = {}
+    for key, one in sorted(zip(keys, counts, strict=True), key=lambda pair: pair[1].value):
+        register = (one.step, one.at, series[key][3], one.process)
+        rows[register] = (*register, one.value)
+    yield Put(COUNTS, list(rows.values()))
+
+
+@plan()
+def sums(
+    step: int,
+    since: int,
+    until: int,
+    names: Sequence[str] | None,
+    workspace_id: str | None,
+    after: str | None,
+    limit: int,
+) -> Steps[Page[CountSum]]:
+    """Return a page of the sums over all processes; see :meth:`~engage.api.CountStore.counts`."""
+    wanted: dict[str, Any] = {} if names is None else {"name": names}
+    if workspace_id is not None:
+        wanted["workspace"] = [workspace_id]
+    series = {row[3]: row for row in (yield from every(SERIES, one_of=wanted))}
+    one_of = {"series": series.keys()} if wanted else {}
+    last = place_of(after, int, int)
+    place = None if last is None else (step, *last, LAST_TEXT)
+    found: dict[tuple[int, int], list[int]] = {}
+    more = bool(series)
+    while more and len(found) <= limit:
+        page = yield Pages(
+            COUNTS, MAX_ROWS, (), {"step": step}, one_of, low=since, high=until, after=place
+        )
+        for row in page.rows:
+            found.setdefault(row[1:3], []).append(row[4])
+        place, more = page.place, page.more
+        if more and len(page.rows) < MAX_ROWS and place[1:3] not in found:
+            break  # It looked at enough registers. That of the place is not wanted.
+    items = [
+        CountSum(
+            at=at,
+            name=series[number][0],
+            workspace_id=series[number][1],
+            labels=tuple(orjson.loads(series[number][2])),
+            total=sum(values),
+            greatest=max(values),
+            processes=len(values),
+        )
+        for (at, number), values in itertools.islice(found.items(), limit)
+    ]
+    if len(found) > limit:
+        # The registers of the counter behind it may be on the next page.
+        return Page(items, cursor_of([*found][limit - 1]))
+    return Page(items, cursor_of(place[1:3]) if more and place else None)
+
+
+@plan()
+def scan(after: str | None, limit: int) -> Steps[Page[Count]]:
+    """Return a page of registers; see :meth:`~engage.api.CountStore.scan_counts`."""
+    series = {row[3]: row for row in (yield from every(SERIES))}
+
+    def count(row: Row) -> Count:
+        step, at, number, process, value = row
+        name, workspace, labels, _ = series[number]
+        return Count(
+            step=step,
+            at=at,
+            process=process,
+            name=name,
+            workspace_id=workspace,
+            labels=tuple(orjson.loads(labels)),
+            value=value,
+        )
+
+    return (yield from rows_page(count, COUNTS, {}, after, limit))
+
+
+@plan(frees=True)
+def expire(step: int, before: int, limit: int) -> Steps[int]:
+    """Delete the oldest registers of a step, and return how many."""
+    return (yield from expire_rows(COUNTS, "at", before, limit, {"step": step}))

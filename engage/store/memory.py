@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An executor in memory: the one of tests, and what steps mean."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from engage.api import StorageContext
+from engage.store.tables import (
+    MAX_PAGE_BYTES,
+    Add,
+    Context,
+    Delete,
+    Get,
+    Key,
+    Page,
+    Pages,
+    Place,
+    Put,
+    Row,
+    Steps,
+    Table,
+    Under,
+)
+
+Result = TypeVar("Result")
+
+
+class _Rows(dict[Key, tuple[int, Row]]):
+    """The rows of a table by their keys, each with its number."""
+
+    last = 0
+
+
+class MemoryTables:
+    """The tables of a store in memory."""
+
+    def __init__(self) -> None:
+        self._tables = collections.defaultdict[str, _Rows](_Rows)
+        #: What the running plan changed: rows, a key, and what it led to before.
+        self._changes: list[tuple[_Rows, Key, tuple[int, Row] | None]] = []
+
+    def execute(self, steps: Steps[Result], context: StorageContext) -> Result:
+        """Execute the steps of a plan; if one raises an error, none has an effect.
+
+        :param context: the settings that the plan learns.
+        """
+        self._changes.clear()
+        answer: Any = None
+        try:
+            while True:
+                step = steps.send(answer)
+                answer = (
+                    context if isinstance(step, Context) else self._EXECUTE[type(step)](self, step)
+                )
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        except BaseException:
+            for rows, key, before in reversed(self._changes):
+                rows.pop(key, None)
+                if before is not None:
+                    rows[key] = before
+            raise
+
+    def rows(self, table: Table) -> list[Row]:
+        """Return all rows of a table, in the order in which they arrived."""
+        return [row for _, row in sorted(self._tables[table.name].values(), key=lambda one: one[0])]
+
+    def _get(self, step: Get) -> dict[Key, Row]:
+        rows = self._tables[step.table.name]
+        return {key: rows[key][1] for key in step.keys if key in rows}
+
+    def _under(self, step: Under) -> dict[Key, list[Row]]:
+        found: dict[Key, list[Row]] = {prefix: [] for prefix in step.prefixes}
+        width = len(next(iter(found), ()))
+        for key, (_, row) in sorted(self._tables[step.table.name].items()):
+            if key[:width] in found:
+                found[key[:width]].append(row)
+        return found
+
+    def _add(self, step: Add) -> dict[Key, Row]:
+        keys = [row[: step.table.key] for row in step.rows]
+        stored = self._get(Get(step.table, keys))
+        new = dict(zip(reversed(keys), reversed([*step.rows]), strict=True))
+        for key, row in zip(keys, step.rows, strict=True):
+            if key not in stored and new[key] is row:
+                self._store(step.table, row)
+        return stored
+
+    def _put(self, step: Put) -> None:
+        stored = self._get(Get(step.table, [row[: step.table.key] for row in step.rows]))
+        for row in step.rows:
+            before = stored.get(row[: step.table.key])
+            if before is None or _wins(step.table, row, before):
+                self._store(step.table, row)
+
+    def _store(self, table: Table, row: Row) -> None:
+        rows = self._tables[table.name]
+        before = rows.get(row[: table.key])
+        if before is None:
+            rows.last += 1
+            if "number" in table.columns:
+                at = table.columns.index("number")
+                row = (*row[:at], rows.last, *row[at + 1 :])
+        key = row[: table.key]
+        self._changes.append((rows, key, before))
+        rows[key] = (rows.last if before is None else before[0], row)
+
+    def _delete(self, step: Delete) -> int:
+        rows = self._tables[step.table.name]
+        keys = {key for key in step.keys if key in rows}
+        self._changes += [(rows, key, rows.pop(key)) for key in keys]
+        return len(keys)
+
+    def _page(self, step: Pages) -> Page:
+        rows: list[Row] = []
+        place, looked, size = step.after, 0, 0
+        for behind, row in self._ordered(step):
+            if len(rows) == step.limit or looked == step.most or size > MAX_PAGE_BYTES:
+                return Page(rows, place, more=True)
+            looked, place = looked + 1, behind
+            named = dict(zip(step.table.columns, row, strict=True))
+            if all(named[name] == value for name, value in step.equal.items()) and all(
+                named[name] in values for name, values in step.one_of.items()
+            ):
+                rows.append(row)
+                size += sum(len(value) for value in row if isinstance(value, bytes))
+        return Page(rows, place, more=False)
+
+    def _ordered(self, step: Pages) -> list[tuple[Place, Row]]:
+        """Return the rows of a step between its bounds and behind its place, in order."""
+        at = {name: index for index, name in enumerate(step.table.columns)}
+        found = []
+        for number, row in self._tables[step.table.name].values():
+            place = tuple(row[at[name]] if name in at else number for name in step.order)
+            bounded = place[step.given : step.given + 1]
+            if (
+                (step.low is None or bounded >= (step.low,))
+                and (step.high is None or bounded < (step.high,))
+                and (
+                    step.after is None
+                    or (place < step.after if step.reverse else place > step.after)
+                )
+            ):
+                found.append((place, row))
+        return sorted(found, key=lambda one: one[0], reverse=step.reverse)
+
+    _EXECUTE: Final[dict[type, Callable[[Any, Any], Any]]] = {
+        Get: _get,
+        Under: _under,
+        Add: _add,
+        Put: _put,
+        Delete: _delete,
+        Pages: _page,
+    }
+
+
+def _wins(table: Table, row: Row, before: Row) -> bool:
+    """Return whether a row replaces another one in a table of registers."""
+    for name in table.register:
+        at = table.columns.index(name.removeprefix("-"))
+        if row[at] != before[at]:
+            return bool(row[at] < before[at]) is name.startswith("-")
+    return not table.register

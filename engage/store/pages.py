@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages of a table as pages of items, and deleting the oldest rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Final, TypeVar
+
+import orjson
+
+from engage.api import Page
+from engage.store.tables import MAX_ROWS, Delete, Pages, Place, Row, Steps, Table, Value
+
+Item = TypeVar("Item")
+
+#: Sorts behind every text of an id.
+LAST_TEXT: Final = "\U0010ffff" * 2
+
+
+def cursor_of(place: Place) -> str:
+    """Return a place as a cursor: its values as a JSON array."""
+    return orjson.dumps(place).decode()
+
+
+def place_of(cursor: str | None, *types: type) -> Place | None:
+    """Return the place of a cursor.
+
+    :param types: those of its values.
+    :raises ValueError: if it is not such a cursor.
+    """
+    if cursor is None:
+        return None
+    values = orjson.loads(cursor)
+    if not isinstance(values, list) or [type(value) for value in values] != list(types):
+        raise ValueError("not a cursor of this store")
+    return tuple(values)
+
+
+def page(
+    make: Callable[[Row], Item],
+    table: Table,
+    equal: Mapping[str, Value],
+    after: str | None,
+    limit: int,
+    *,
+    reverse: bool = False,
+) -> Steps[Page[Item]]:
+    """Read a page of rows as items. It may have fewer than ``limit``, or none, and a cursor."""
+    step = Pages(table, limit, equal=equal, reverse=reverse, most=MAX_ROWS)
+    types = [table.types.get(name, int) for name in step.order]
+    found = yield step._replace(after=place_of(after, *types))
+    return Page([*map(make, found.rows)], cursor_of(found.place) if found.more else None)
+
+
+def every(
+    table: Table,
+    *,
+    equal: Mapping[str, Value] = {},
+    one_of: Mapping[str, Collection[Value]] = {},
+) -> Steps[list[Row]]:
+    """Read all rows with some values. There must be few rows in the table."""
+    rows: list[Row] = []
+    place: Place | None = None
+    more = True
+    while more:
+        found = yield Pages(table, 1000, equal=equal, one_of=one_of, after=place)
+        rows += found.rows
+        place, more = found.place, found.more
+    return rows
+
+
+def expire(
+    table: Table, by: str, before: int, limit: int, equal: Mapping[str, Value] = {}
+) -> Steps[int]:
+    """Delete at most ``limit`` rows whose ``by`` is less than ``before``, the least first.
+
+    :return: how many were deleted.
+    """
+    oldest = yield Pages(table, limit, by=(*equal, by), equal=equal, high=before)
+    deleted: int = yield Delete(table, [row[: table.key] for row in oldest.rows])
+    return deleted

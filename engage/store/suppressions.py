@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Addresses to which nothing must be sent: each row is a register."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from engage.api import Page, Suppression
+from engage.store.pages import page
+from engage.store.tables import Delete, Put, Row, Steps, Table, Under, plan
+
+#: The latest holds; at the same time, one that is not lifted.
+SUPPRESSIONS: Final = Table(
+    "suppressions",
+    {
+        **dict.fromkeys(("workspace", "channel", "address", "group_id", "reason"), str),
+        "at": int,
+        "lifted": int,
+        "how": str,
+        "source_id": str,
+    },
+    key=5,
+    register=("at", "-lifted"),
+)
+
+
+def suppression_of(row: Row) -> Suppression:
+    """Return the suppression of a row."""
+    workspace, channel, address, group, reason, at, lifted, how, source = row
+    return Suppression(
+        workspace_id=workspace,
+        channel=channel,
+        address=address,
+        group_id=group,
+        reason=reason,
+        at=at,
+        lifted=bool(lifted),
+        how=how,
+        source_id=source,
+    )
+
+
+@plan()
+def suppress(suppressions: Sequence[Suppression]) -> Steps[None]:
+    """Write those that are later than what is stored."""
+    latest: dict[tuple[str, ...], Row] = {}
+    for one in sorted(suppressions, key=lambda one: (one.at, not one.lifted)):
+        key = (one.workspace_id, one.channel, one.address, one.group_id, one.reason)
+        latest[key] = (*key, one.at, int(one.lifted), one.how, one.source_id)
+    yield Put(SUPPRESSIONS, list(latest.values()))
+
+
+@plan()
+def find(workspace_id: str, addresses: Sequence[tuple[str, str]]) -> Steps[list[Suppression]]:
+    """Return the suppressions of addresses (channel, address) that are not lifted."""
+    stored = yield Under(SUPPRESSIONS, [(workspace_id, *one) for one in addresses])
+    found = [suppression_of(row) for rows in stored.values() for row in rows]
+    return [one for one in found if not one.lifted]
+
+
+@plan(frees=True, overwrites=True)
+def erase(workspace_id: str, addresses: Sequence[tuple[str, str]]) -> Steps[int]:
+    """Delete the suppressions of addresses (channel, address), and return how many."""
+    stored = yield Under(SUPPRESSIONS, [(workspace_id, *one) for one in addresses])
+    keys = [row[: SUPPRESSIONS.key] for rows in stored.values() for row in rows]
+    deleted: int = yield Delete(SUPPRESSIONS, keys)
+    return deleted
+
+
+@plan()
+def scan(workspace_id: str | None, after: str | None, limit: int) -> Steps[Page[Suppression]]:
+    """Return a page of all, also of those that are lifted."""
+    equal = {} if workspace_id is None else {"workspace": workspace_id}
+    return (yield from page(suppression_of, SUPPRESSIONS, equal, after, limit))

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The seam: tables, the steps of plans, and what an executor guarantees.
+
+A *plan* is a function that decides what engage keeps. It does no IO: it yields steps, each over one
+table, and gets their results. A storage *executes* plans, and knows nothing of what they mean::
+
+    @plan(repeatable=False)
+    def put(record: Record, expected_version: int | None) -> Steps[int | None]:
+        key = (record.kind, record.workspace_id, record.id)
+        stored = yield Get(RECORDS, [key])
+        version = stored[key][-1] if key in stored else 0
+        if expected_version not in (None, version):
+            return None
+        yield Put(RECORDS, [(*key, record.body, record.at, version + 1)])
+        return version + 1
+
+    version = await executor.run(put, record, 0)
+
+An executor guarantees:
+
+1. A plan is isolated and durable. Nothing of it is visible before all of it is, it is durable when
+   ``run`` returns, and two plans have the result of one after the other, over any number of
+   processes. A plan that raises an error has no effect.
+2. It runs a plan again only if the attempt before surely had no effect, or if the plan is
+   repeatable. Otherwise the caller gets :class:`~engage.api.StorageUnavailable`.
+3. Of two rows with one key, :class:`Add` keeps the first, also within one step.
+4. A row with a number has a greater one than every row that was visible before it, and a number is
+   never given twice.
+5. Values are text, integers of 64 bits, bytes and None. Text is any valid Unicode, U+0000 included,
+   and is compared by code points. A row comes back as it was given.
+6. An outage is :class:`~engage.api.StorageUnavailable`, within ``write_timeout``. Every other error
+   of a plan rolls it back and reaches the caller as it is, or over processes by its message.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+import typing
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar
+
+Value = str | int | bytes | None
+Row = tuple[Any, ...]
+Key = tuple[Any, ...]
+#: Where a page ends in the order of its rows: the values that give the order.
+Place = tuple[Any, ...]
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+#: Rows that one page looks at, at most: it is a short call even if few of them are wanted.
+MAX_ROWS: Final = 50_000
+#: A page ends with the row that makes its bytes (of values that are bytes) more than this.
+MAX_PAGE_BYTES: Final = 32 * 1024 * 1024
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Table:
+    """The rows of one kind."""
+
+    name: str
+    #: Column → the type of its values, which may also be None; those of the unique key first.
+    types: Mapping[str, type]
+    #: How many columns the unique key has.
+    key: int
+    #: Columns by which rows are found or ordered, besides the key.
+    indexes: tuple[tuple[str, ...], ...] = ()
+    #: Whether each row has a number, in the order of arrival. If ``number`` is one of the columns,
+    #: it is the row's number: None in an :class:`Add`, and known afterwards.
+    arrival: bool = False
+    #: :class:`Put` replaces a row only if these columns of the new row are greater, compared
+    #: together; less, for a column with ``-`` before it. Empty: always.
+    register: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns."""
+        return tuple(self.types)
+
+
+class Get(NamedTuple):
+    """Read rows by their keys. → key → row, of those that are stored."""
+
+    table: Table
+    keys: Collection[Key]
+
+
+class Under(NamedTuple):
+    """Read the rows whose keys begin with a prefix. → prefix → its rows, in the order of the key.
+
+    All prefixes have the same length, and each is in the result.
+    """
+
+    table: Table
+    prefixes: Collection[Key]
+
+
+class Add(NamedTuple):
+    """Insert the rows whose key is new. → key → stored row, of the others."""
+
+    table: Table
+    rows: Collection[Row]
+
+
+class Put(NamedTuple):
+    """Insert or replace rows, of which none has the key of another; see :attr:`Table.register`."""
+
+    table: Table
+    rows: Collection[Row]
+
+
+class Delete(NamedTuple):
+    """Delete rows by their keys. → how many there were."""
+
+    table: Table
+    keys: Collection[Key]
+
+
+class Pages(NamedTuple):
+    """Read rows in an order. → :class:`Page`.
+
+    The order is that of the columns ``by``, which are the key or an index or the beginning of one,
+    and then that of arrival, or of the key in a table without numbers.
+    """
+
+    table: Table
+    #: The maximum number of rows.
+    limit: int
+    by: tuple[str, ...] = ()
+    #: Column → the value that it has.
+    equal: Mapping[str, Value] = {}
+    #: Column → values of which it has one.
+    one_of: Mapping[str, Collection[Value]] = {}
+    #: Bounds of the first column of the order behind those in ``equal``: low <= value < high.
+    low: Any = None
+    high: Any = None
+    #: Begin behind this place.
+    after: Place | None = None
+    reverse: bool = False
+    #: Look at so many rows at most, whether they are wanted or not.
+    most: int = MAX_ROWS
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The columns that give the order, and a place; ``number`` is that of the arrival."""
+        table = self.table
+        last = ("number",) if table.arrival else table.columns[: table.key]
+        return (*self.by, *(name for name in last if name not in self.by))
+
+    @property
+    def given(self) -> int:
+        """How many columns at the beginning of the order are in ``equal``."""
+        return next(
+            (at for at, name in enumerate(self.order) if name not in self.equal), len(self.order)
+        )
+
+
+class Page(NamedTuple):
+    """A page of rows."""
+
+    rows: Sequence[Row]
+    #: Where the next page begins; None if the page is the first one and has looked at no row.
+    place: Place | None
+    #: Whether there were rows behind it, wanted or not.
+    more: bool
+
+
+class Context(NamedTuple):
+    """Learn the settings of the process that executes. → :class:`~engage.api.StorageContext`."""
+
+
+Step = Get | Under | Add | Put | Delete | Pages | Context
+#: What a plan returns when it is called: its steps, and at their end its result.
+Steps = Generator[Step, Any, Result]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Plan(Generic[Parameters, Result]):
+    """A plan: calling it returns its steps, so that another plan can have them with ``yield from``.
+
+    Its arguments and its result are values that MessagePack can carry, by their annotations.
+    """
+
+    function: Callable[Parameters, Steps[Result]]
+    #: Whether running it twice has the same effect and result as running it once.
+    repeatable: bool = True
+    #: Whether it only makes the store smaller, so that it runs on a full disk.
+    frees: bool = False
+    #: Whether what it deletes or replaces must not be left in free space.
+    overwrites: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its name in :data:`PLANS`: that of its module and of its function."""
+        return f"{self.function.__module__.rpartition('.')[2]}.{self.function.__name__}"
+
+    @property
+    def types(self) -> tuple[Any, Any]:
+        """The type of its arguments, a tuple, and that of its result."""
+        hints = typing.get_type_hints(self.function)
+        result = typing.get_args(hints.pop("return"))[2]
+        arguments: Any = tuple
+        return arguments[tuple(hints.values())], result
+
+    def __call__(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Steps[Result]:
+        return self.function(*args, **kwargs)
+
+
+#: Name → plan, for executors that run plans in another process.
+PLANS: Final[dict[str, Plan[..., Any]]] = {}
+
+
+def plan(
+    *, repeatable: bool = True, frees: bool = False, overwrites: bool = False
+) -> Callable[[Callable[Parameters, Steps[Result]]], Plan[Parameters, Result]]:
+    """Make a plan of a function and register it; see :class:`Plan` for the parameters."""
+
+    def made(function: Callable[Parameters, Steps[Result]]) -> Plan[Parameters, Result]:
+        new = Plan(function, repeatable=repeatable, frees=frees, overwrites=overwrites)
+        PLANS[new.name] = new
+        return new
+
+    return made
+
+
+class Executor(abc.ABC):
+    """What runs plans. Both methods may raise :class:`~engage.api.StorageUnavailable`."""
+
+    @abc.abstractmethod
+    async def run(
+        self, plan: Plan[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
+    ) -> Result:
+        """Run a plan, and return its result when what it did is durable."""
+
+    @abc.abstractmethod
+    async def read(
+        self, plan: Plan[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
+    ) -> Result:
+        """Run a plan that only reads, in one snapshot, and return its result."""
