@@ -10,6 +10,7 @@ in *steps* over *tables*, and a storage executes these: see ``tables.py``.
 ``records.py``        records, such as write keys, with their versions
 ``counts.py``         counters per minute, hour and day
 ``suppressions.py``   addresses to which nothing must be sent
+``letters.py``        dead letters, and their budgets
 ``facade.py``         the interfaces of :mod:`engage.api` that the rest of engage calls, as plans
 ``memory.py``         an executor in memory
 ====================  ==============================================================

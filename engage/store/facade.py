@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from engage.api import (
+    BudgetUse,
     Count,
     CountStore,
     CountSum,
+    DeadLetter,
+    DeadLetterStore,
     Page,
     Record,
     RecordStore,
@@ -19,12 +22,20 @@ from engage.api import (
     SuppressionStore,
 )
 from engage.store import counts as counting
+from engage.store import letters as keeping
 from engage.store import records
 from engage.store import suppressions as suppressing
 from engage.store.tables import PLANS, Executor
 
 #: The names that a storage imports.
-__all__ = ["PLANS", "PlannedCounts", "PlannedRecords", "PlannedSuppressions", "is_text"]
+__all__ = [
+    "PLANS",
+    "PlannedCounts",
+    "PlannedLetters",
+    "PlannedRecords",
+    "PlannedSuppressions",
+    "is_text",
+]
 
 
 def is_text(*values: str) -> bool:
@@ -122,3 +133,37 @@ class PlannedSuppressions(Executor, SuppressionStore):
     ) -> int:
         """See :meth:`~engage.api.ErasureStore.erase_suppressions`."""
         return await self.run(suppressing.erase, workspace_id, [*addresses])
+
+
+class PlannedLetters(Executor, DeadLetterStore):
+    """Dead letters, by plans."""
+
+    async def put(self, letters: Sequence[DeadLetter]) -> int:
+        return sum(not kept for kept in await self.keep(letters))
+
+    async def keep(self, letters: Sequence[DeadLetter]) -> Sequence[bool]:
+        return await self.run(keeping.keep, [*map(keeping.storable, letters)])
+
+    async def budget_use(self) -> Sequence[BudgetUse]:
+        return await self.read(keeping.use)
+
+    async def scan_dead_letters(
+        self, workspace_id: str | None, *, after: str | None, limit: int
+    ) -> Page[DeadLetter]:
+        return await self.read(keeping.scan, workspace_id, after, limit, False)
+
+    async def recent_dead_letters(
+        self, workspace_id: str | None, *, before: str | None = None, limit: int
+    ) -> Page[DeadLetter]:
+        return await self.read(keeping.scan, workspace_id, before, limit, True)
+
+    async def dead_letter(self, workspace_id: str, letter_id: str) -> DeadLetter | None:
+        if not is_text(workspace_id, letter_id):
+            return None
+        return await self.read(keeping.get, workspace_id, letter_id)
+
+    async def remove(self, workspace_id: str, ids: Sequence[str]) -> int:
+        return await self.run(keeping.remove, workspace_id, [*ids])
+
+    async def expire_dead_letters(self, before: int, *, limit: int) -> int:
+        return await self.run(keeping.expire, before, limit)

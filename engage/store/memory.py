@@ -70,7 +70,8 @@ class MemoryTables:
 
     def _get(self, step: Get) -> dict[Key, Row]:
         rows = self._tables[step.table.name]
-        return {key: rows[key][1] for key in step.keys if key in rows}
+        width = len(step.table.columns)
+        return {key: rows[key][1][:width] for key in step.keys if key in rows}
 
     def _under(self, step: Under) -> dict[Key, list[Row]]:
         found: dict[Key, list[Row]] = {prefix: [] for prefix in step.prefixes}
@@ -133,7 +134,8 @@ class MemoryTables:
         """Return the rows of a step between its bounds and behind its place, in order."""
         at = {name: index for index, name in enumerate(step.table.columns)}
         found = []
-        for number, row in self._tables[step.table.name].values():
+        for number, whole in self._tables[step.table.name].values():
+            row = whole[: len(at)]
             place = tuple(row[at[name]] if name in at else number for name in step.order)
             bounded = place[step.given : step.given + 1]
             if (

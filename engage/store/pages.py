@@ -31,7 +31,11 @@ def place_of(cursor: str | None, *types: type) -> Place | None:
     if cursor is None:
         return None
     values = orjson.loads(cursor)
-    if not isinstance(values, list) or [type(value) for value in values] != list(types):
+    if (
+        not isinstance(values, list)
+        or [type(value) for value in values] != list(types)
+        or any(isinstance(value, int) and value >= 1 << 63 for value in values)
+    ):
         raise ValueError("not a cursor of this store")
     return tuple(values)
 

@@ -58,7 +58,11 @@ MAX_PAGE_BYTES: Final = 32 * 1024 * 1024
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Table:
-    """The rows of one kind."""
+    """The rows of one kind.
+
+    A second table of the same name may have its first columns only: rows are read, found and
+    deleted by it without what is large in them, and never written.
+    """
 
     name: str
     #: Column → the type of its values, which may also be None; those of the unique key first.

@@ -129,8 +129,6 @@ class Stored:
         self.choices = Arrivals[tuple[str, api.Subject, str], api.SubscriptionState]()
         #: By workspace, change and group.
         self.history = Arrivals[tuple[str, str, str], api.SubscriptionRecord]()
-        #: By workspace and id.
-        self.letters = Arrivals[tuple[str, str], api.DeadLetter]()
         #: What is kept by plans.
         self.tables = MemoryTables()
 

@@ -17,7 +17,13 @@ from typing import Any
 
 from engage import api
 from engage.api import Kind
-from engage.store.facade import PlannedCounts, PlannedRecords, PlannedSuppressions
+from engage.store.facade import (
+    PlannedCounts,
+    PlannedLetters,
+    PlannedRecords,
+    PlannedSuppressions,
+)
+from engage.store.letters import HEADS
 
 from .memory_base import Memory, Stored, delete, of_workspace, page_by_key, stored
 from .memory_profiles import MemoryProfiles, extended
@@ -172,54 +178,8 @@ class MemorySubscriptions(Memory, api.SubscriptionStore):
         return delete(data.choices, choices), len(records)
 
 
-class MemoryDeadLetters(Memory, api.DeadLetterStore):
+class MemoryDeadLetters(Memory, PlannedLetters):
     """Dead letters, within their budgets."""
-
-    async def put(self, letters: Sequence[api.DeadLetter]) -> int:
-        return sum(not kept for kept in await self.keep(letters))
-
-    async def keep(self, letters: Sequence[api.DeadLetter]) -> Sequence[bool]:
-        known = self.contents().letters
-        used = {
-            (use.workspace_id, use.budget): (use.count, use.size) for use in await self.budget_use()
-        }
-        kept = []
-        for letter in letters:
-            key, budget = (letter.workspace_id, letter.id), (letter.workspace_id, letter.budget)
-            count, size = used.get(budget, (0, 0))
-            most, most_bytes = self.context.dead_letter_budget.of(letter.budget)
-            if key not in known and count < most and size + letter.size <= most_bytes:
-                known[key] = letter
-                used[budget] = (count + 1, size + letter.size)
-            kept.append(key in known)
-        return kept
-
-    async def budget_use(self) -> Sequence[api.BudgetUse]:
-        sizes: dict[tuple[str, api.BudgetName], list[int]] = {}
-        for one in self.contents().letters.values():
-            sizes.setdefault((one.workspace_id, one.budget), []).append(one.size)
-        return [
-            api.BudgetUse(workspace_id=workspace, budget=budget, count=len(found), size=sum(found))
-            for (workspace, budget), found in sizes.items()
-        ]
-
-    async def scan_dead_letters(
-        self, workspace_id: str | None, *, after: str | None, limit: int
-    ) -> api.Page[api.DeadLetter]:
-        return self.contents().letters.page(of_workspace(workspace_id), after, limit)
-
-    async def recent_dead_letters(
-        self, workspace_id: str | None, *, before: str | None = None, limit: int
-    ) -> api.Page[api.DeadLetter]:
-        return self.contents().letters.page(of_workspace(workspace_id), before, limit, back=True)
-
-    async def remove(self, workspace_id: str, ids: Sequence[str]) -> int:
-        return delete(self.contents().letters, [(workspace_id, one) for one in ids])
-
-    async def expire_dead_letters(self, before: int, *, limit: int) -> int:
-        letters = self.contents().letters
-        old = [key for key, letter in letters.items() if letter.received_at < before]
-        return delete(letters, old[:limit])
 
 
 class MemoryRecords(Memory, PlannedRecords):
@@ -239,13 +199,10 @@ class MemoryVerification(Memory, api.VerifiableStore):
 
     async def problems(self) -> AsyncIterator[api.StoreProblem | int]:
         data = self.contents()
-        yield len(data.events) + len(data.letters) + len(data.profiles)
+        yield len(data.events) + len(data.tables.rows(HEADS)) + len(data.profiles)
         for key, event in data.events.items():
             if key != event.identity:
                 yield api.StoreProblem(what="keys", message=f"{key} leads to {event.identity}")
-        for (workspace, name), letter in data.letters.items():
-            if (workspace, name) != (letter.workspace_id, letter.id):
-                yield api.StoreProblem(what="letters", message=f"{name} leads to {letter.id}")
         for profile in data.profiles.values():
             if not profile.sizes.keys() <= profile.values().keys():
                 yield api.StoreProblem(what="sizes", message=f"{profile.id}: of no trait")

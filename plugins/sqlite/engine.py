@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from engage.api import (
-    DeadLetter,
     Event,
     Outcome,
     StorageError,
@@ -27,7 +26,7 @@ from . import checkpoint, schema
 from .batch import Batch
 from .connection import Settings, is_text, key_of, translating_errors
 from .steps import execute
-from .tables import dead_letters, events, people, subscriptions
+from .tables import events, people, subscriptions
 from .transactions import Transactions
 
 Result = TypeVar("Result")
@@ -245,23 +244,8 @@ class Engine(Transactions):
                 self._failed(error)
                 raise
 
-    # ---------------------------------------------------- subscriptions and dead letters
+    # ---------------------------------------------------------------------- subscriptions
     def apply_all(self, changes: Sequence[SubscriptionChange]) -> list[dict[str, bool]]:
         """Apply changes of choices, and return after each all choices of the person."""
         with translating_errors(self.settings.path), self._transaction() as db:
             return [subscriptions.apply(db, change) for change in changes]
-
-    def keep(self, letters: Sequence[DeadLetter]) -> list[bool]:
-        """Store dead letters, and return whether each is stored."""
-        with translating_errors(self.settings.path), self._transaction() as db:
-            return dead_letters.keep(db, letters, self.settings.context.dead_letter_budget)
-
-    def remove(self, workspace_id: str, ids: Sequence[str]) -> int:
-        """Delete dead letters, and return how many existed."""
-        with self._erasing() as db:
-            return dead_letters.remove(db, workspace_id, ids)
-
-    def expire_dead_letters(self, before: int, limit: int) -> int:
-        """Delete the oldest dead letters, and return how many."""
-        with translating_errors(self.settings.path), self._transaction(needs_space=False) as db:
-            return dead_letters.expire(db, before, limit)

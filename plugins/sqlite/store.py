@@ -17,9 +17,6 @@ import orjson
 from engage.api import (
     Backup,
     BackupStore,
-    BudgetUse,
-    DeadLetter,
-    DeadLetterStore,
     ErasureStore,
     Event,
     EventFilter,
@@ -44,14 +41,19 @@ from engage.api import (
     VerifiableStore,
     VisitorProfile,
 )
-from engage.store.facade import PlannedCounts, PlannedRecords, PlannedSuppressions
+from engage.store.facade import (
+    PlannedCounts,
+    PlannedLetters,
+    PlannedRecords,
+    PlannedSuppressions,
+)
 from engage.store.tables import Plan
 
 from . import backup, verification
 from .connection import Settings, is_text, key_of
 from .reader import Reader
 from .steps import execute
-from .tables import dead_letters, events, people, subscriptions
+from .tables import events, people, subscriptions
 from .tables.changes import KINDS
 from .tables.events import row_of
 from .worker_thread import WorkerThread
@@ -71,7 +73,7 @@ class SqliteStorage(
     ProfileStore,
     SubscriptionStore,
     PlannedSuppressions,
-    DeadLetterStore,
+    PlannedLetters,
     PlannedRecords,
     PlannedCounts,
     BackupStore,
@@ -318,35 +320,6 @@ class SqliteStorage(
         return await self._page(
             subscriptions.history, workspace_id, subject, since, after=after, limit=limit
         )
-
-    # ---------------------------------------------------------------------- dead letters
-    async def put(self, letters: Sequence[DeadLetter]) -> int:
-        return sum(not kept for kept in await self.keep(letters))
-
-    async def keep(self, letters: Sequence[DeadLetter]) -> Sequence[bool]:
-        return await self._writer.call(operations.KEEP, [*map(dead_letters.storable, letters)])
-
-    async def budget_use(self) -> Sequence[BudgetUse]:
-        return await self._read(dead_letters.use)
-
-    async def scan_dead_letters(
-        self, workspace_id: str | None, *, after: str | None, limit: int
-    ) -> Page[DeadLetter]:
-        return await self._page(dead_letters.scan, workspace_id, after=after, limit=limit)
-
-    async def recent_dead_letters(
-        self, workspace_id: str | None, *, before: str | None = None, limit: int
-    ) -> Page[DeadLetter]:
-        return await self._page(dead_letters.recent, workspace_id, after=before, limit=limit)
-
-    async def dead_letter(self, workspace_id: str, letter_id: str) -> DeadLetter | None:
-        return await self._read(dead_letters.find, workspace_id, letter_id)
-
-    async def remove(self, workspace_id: str, ids: Sequence[str]) -> int:
-        return await self._writer.call(operations.REMOVE, workspace_id, list(ids))
-
-    async def expire_dead_letters(self, before: int, *, limit: int) -> int:
-        return await self._writer.call(operations.EXPIRE_DEAD_LETTERS, before, limit)
 
     # --------------------------------------------------------------------------- erasing
     async def erase_events(self, events: Sequence[Event], marks: Sequence[bytes]) -> int:

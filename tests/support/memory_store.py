@@ -22,7 +22,7 @@ from engage.api import (
     SubscriptionChange,
     Suppression,
 )
-from engage.store import records, suppressions
+from engage.store import letters, records, suppressions
 from engage.testing import memory_store
 from engage.testing.memory_base import Memory
 
@@ -31,6 +31,12 @@ def records_of(store: Memory) -> Mapping[tuple[str, str, str], Record]:
     """Return the records of a store: (kind, workspace, id) → record."""
     rows = store.stored.tables.rows(records.RECORDS)
     return {(row[0], row[1], row[2]): records.record_of(row) for row in rows}
+
+
+def letters_of(store: Memory) -> Mapping[tuple[str, str], DeadLetter]:
+    """Return the dead letters of a store in order of arrival: (workspace, id) → letter."""
+    found = map(letters.letter_of, store.stored.tables.rows(letters.LETTERS))
+    return {(one.workspace_id, one.id): one for one in found}
 
 
 def suppressions_of(store: Memory) -> list[Suppression]:
@@ -138,17 +144,22 @@ class MemoryDeadLetters(memory_store.MemoryDeadLetters):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.letters = self.stored.letters
         #: The budgets that have no room for another letter.
         self.full: set[BudgetName] = set()
         #: Called before dead letters are put; may raise.
         self.before_put: Callable[[], Any] | None = None
 
+    @property
+    def letters(self) -> Mapping[tuple[str, str], DeadLetter]:
+        """(workspace, id) → letter, in order of arrival."""
+        return letters_of(self)
+
     async def keep(self, letters: Sequence[DeadLetter]) -> Sequence[bool]:
         if self.before_put is not None:
             self.before_put()
         await super().keep([one for one in letters if one.budget not in self.full])
-        return [(one.workspace_id, one.id) in self.letters for one in letters]
+        kept = self.letters
+        return [(one.workspace_id, one.id) in kept for one in letters]
 
 
 class MemoryStore(

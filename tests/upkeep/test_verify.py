@@ -24,6 +24,7 @@ from engage.api import (
     Subject,
     SubscriptionChange,
 )
+from engage.store import letters
 from engage.testing.factories import IDENTIFIERS, TIME, user, visitor
 from engage.upkeep.verify import Report
 from support import memory_store
@@ -95,9 +96,15 @@ def flip(store: Any) -> None:
         store.stored.choices[key] = dataclasses.replace(choice, subscribed=not choice.subscribed)
 
 
+def lose(store: Any) -> None:
+    store.stored.tables.execute(letters.remove("acme", ["l3"]), store.context)
+
+
 def cut(store: Any) -> None:
-    key = ("acme", "l3")
-    store.stored.letters[key] = dataclasses.replace(store.stored.letters[key], truncated=True)
+    letter = memory_store.letters_of(store)["acme", "l3"]
+    lose(store)
+    changed = dataclasses.replace(letter, truncated=True)
+    store.stored.tables.execute(letters.keep([changed]), store.context)
 
 
 def lead(store: Any) -> None:
@@ -187,7 +194,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Any], Any]]] = {
     ),
     "the letter of a conflict is lost": (
         "conflicts",
-        lambda store: store.stored.letters.pop(("acme", "l3")),
+        lose,
     ),
     "the letter of a conflict is cut": ("conflicts", cut),
     "the event of a conflict is lost": (
@@ -272,7 +279,7 @@ async def test_what_expired_events_made_is_unprovable(seed: int) -> None:
     store = made()
     await fill(store, seed=seed, changes=0)
     await store.expire(TIME + 1500, limit=10_000)
-    store.stored.letters.clear()
+    await store.expire_dead_letters(1 << 60, limit=10_000)
     for step in (60, 3600, 86400):
         await store.expire_counts(step, 1 << 60, limit=10_000)
     days = (time.time_ns() // 1_000_000 - TIME) // DAY + 1

@@ -8,7 +8,6 @@
 ``identifiers.py``    the values by which users and visitors are looked up
 ``changes.py``        the profile changes of one write, folded
 ``subscriptions.py``  subscription choices and their history
-``dead_letters.py``   dead letters, and their budgets
 ``paging.py``         pages of a table
 ====================  =================================================================
 """

@@ -15,7 +15,6 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 from engage.api import (
-    DeadLetter,
     Event,
     Outcome,
     Status,
@@ -97,9 +96,6 @@ EMPTY_LOG: Final[Operation[bool]] = _operation("empty_log", tuple[()], bool)
 APPLY_ALL: Final[Operation[list[dict[str, bool]]]] = _operation(
     "apply_all", tuple[list[SubscriptionChange]], list[dict[str, bool]]
 )
-KEEP: Final[Operation[list[bool]]] = _operation("keep", tuple[list[DeadLetter]], list[bool])
-REMOVE: Final[Operation[int]] = _operation("remove", tuple[str, list[str]], int)
-EXPIRE_DEAD_LETTERS: Final[Operation[int]] = _operation("expire_dead_letters", tuple[int, int], int)
 
 
 def encode_outcomes(outcomes: Sequence[Outcome]) -> list[Any] | None:

@@ -31,7 +31,7 @@ from engage.api import (
 )
 from engage.store import records, suppressions
 from engage.testing import event
-from engage.testing.factories import TIME, ids, letter, record, store_all
+from engage.testing.factories import TIME, ids, record, store_all
 from engage_plugins.sqlite import schema
 from engage_plugins.sqlite.connection import key_of
 from engage_plugins.sqlite.engine import Engine
@@ -126,12 +126,9 @@ CALLS: dict[str, Callable[[Engine], object]] = {
     "expire": lambda engine: engine.expire(TIME + 9, 9, True),
     "apply_all": lambda engine: engine.apply_all([CHANGE]),
     "delete_visitors": lambda engine: engine.delete_visitors([1], TIME),
-    "keep": lambda engine: engine.keep([letter("l")]),
-    "remove": lambda engine: engine.remove("acme", ["l"]),
     "run": lambda engine: engine.run(records.put, (record("r"), None)),
     "run, freeing": lambda engine: engine.run(records.expire, ("key", TIME, 9)),
     "run, overwriting": lambda engine: engine.run(suppressions.erase, ("acme", [("email", "a")])),
-    "expire_dead_letters": lambda engine: engine.expire_dead_letters(TIME, 9),
 }
 
 

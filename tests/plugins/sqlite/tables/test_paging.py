@@ -54,13 +54,24 @@ async def test_a_page_of_recent_events_reads_a_bounded_part(
 async def test_a_page_of_recent_letters_reads_a_bounded_part(
     store: SqliteStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(paging, "MAX_ROWS", 10)
+    monkeypatch.setattr(pages, "MAX_ROWS", 10)
     workspaces = ["rare" if number == 3 else "usual" for number in range(30)]
     await store.put([letter(str(n), workspace_id=one) for n, one in enumerate(workspaces)])
     page = await store.recent_dead_letters("rare", limit=100)
     assert (list(page.items), page.cursor is None) == ([], False)
-    found = await all_recent(store.recent_dead_letters, "rare")
-    assert [one.id for one in found] == ["3"]
+    page = await store.scan_dead_letters("rare", after="[3]", limit=100)
+    assert [one.id for one in page.items] == ["3"]
+    page = await store.scan_dead_letters("rare", after=page.cursor, limit=100)
+    assert (list(page.items), page.cursor) == ([], "[23]")
+    for pages_of, function in (
+        (all_recent, store.recent_dead_letters),
+        (all_pages, store.scan_dead_letters),
+    ):
+        assert [one.id for one in await pages_of(function, "rare")] == ["3"]
+    monkeypatch.setattr(steps, "MAX_PAGE_BYTES", 100)
+    page = await store.recent_dead_letters(None, limit=100)
+    assert len(page.items) < 30
+    assert len(await all_recent(store.recent_dead_letters, None)) == 30
 
 
 async def test_a_page_of_recent_events_has_a_maximum_size(
@@ -169,15 +180,22 @@ async def test_a_page_of_records_reads_a_bounded_part(
 async def test_a_wrong_cursor_is_an_error(store: SqliteStorage) -> None:
     calls: tuple[Callable[[str], Awaitable[object]], ...] = (
         lambda cursor: store.recent(EventFilter(), before=cursor, limit=1),
-        lambda cursor: store.recent_dead_letters(None, before=cursor, limit=1),
         lambda cursor: store.list_records(None, after=cursor, limit=1),
         lambda cursor: store.counts(60, since=0, until=1, after=cursor, limit=1),
         lambda cursor: store.scan_counts(after=cursor, limit=1),
     )
+    letters: tuple[Callable[[str], Awaitable[object]], ...] = (
+        lambda cursor: store.recent_dead_letters(None, before=cursor, limit=1),
+        lambda cursor: store.scan_dead_letters(None, after=cursor, limit=1),
+    )
     for cursor in ("", "x", "-1", "[]", "[1]", '["a","b",1]', "{}", "null", "\x00", "[1,2,3]"):
-        for call in calls:
+        # The place of a letter is one number.
+        for call in (*calls, *(() if cursor == "[1]" else letters)):
             with pytest.raises(ValueError, match=r"."):
                 await call(cursor)
+    for call in letters:
+        with pytest.raises(ValueError, match="cursor"):
+            await call(f"[{1 << 63}]")
 
 
 # ---------------------------------------------------------------------------------------- plans
@@ -209,7 +227,8 @@ async def test_indexes_serve_what_the_console_reads(store: SqliteStorage) -> Non
     reading, writing = Traced(store._reader), Traced(engine_of(store))
     cursor = (await store.recent(EventFilter(user_id="u", name="x"), limit=3)).cursor
     await store.recent(EventFilter(since=TIME, until=TIME + 5), before=cursor, limit=3)
-    await store.recent_dead_letters("acme", before="1", limit=3)
+    await store.recent_dead_letters("acme", before="[1]", limit=3)
+    await store.scan_dead_letters("acme", after="[1]", limit=3)
     await store.dead_letter("acme", "a")
     await store.get_record("key", "acme", "a")
     await store.records_version("key")
@@ -223,6 +242,8 @@ async def test_indexes_serve_what_the_console_reads(store: SqliteStorage) -> Non
     await store.expire_records("key", TIME, limit=3)
     await store.expire_counts(60, TIME, limit=3)
     await store.delete_record("key", "acme", "a")
+    await store.remove("acme", ["a"])
+    await store.expire_dead_letters(TIME, limit=3)
     for plan in (*reading.plans(), *writing.plans()):
         # Only rows of the same time are sorted.
         assert "TEMP B-TREE" not in plan.replace("TEMP B-TREE FOR RIGHT PART", "")

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dead letters, each id once, within the budgets of their workspaces."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Final
+
+import orjson
+
+from engage.api import API_ORIGIN, CONFLICT, BudgetName, BudgetUse, DeadLetter, Page
+from engage.store.pages import every, page
+from engage.store.tables import Context, Delete, Get, Key, Pages, Put, Row, Steps, Table, plan
+
+#: What budgets and expiry need of a letter: it is read without the item.
+HEADS: Final = Table(
+    "letters",
+    {
+        **dict.fromkeys(("workspace", "id", "origin", "reason"), str),
+        "received_at": int,
+        "size": int,
+    },
+    key=2,
+    indexes=(("received_at",),),
+    arrival=True,
+)
+#: The errors and the headers are JSON.
+LETTERS: Final = dataclasses.replace(
+    HEADS,
+    types={
+        **HEADS.types,
+        **dict.fromkeys(
+            ("write_key_id", "user_id", "anonymous_id", "message_id", "message", "operation"), str
+        ),
+        **dict.fromkeys(("errors", "headers", "item", "envelope"), bytes),
+        "truncated": int,
+    },
+)
+#: How much of each budget is used; ``api`` is the place of the budget in :data:`_BUDGETS`.
+TOTALS: Final = Table(
+    "letter_totals", {"workspace": str, "api": int, "count": int, "size": int}, key=2
+)
+_BUDGETS: Final[Sequence[BudgetName]] = ("webhook", "api", "conflict")
+
+
+def _total_of(workspace: str, origin: str, reason: str) -> Key:
+    """Return the key of the total in which a letter counts; see :attr:`DeadLetter.budget`."""
+    budget: BudgetName = "conflict" if reason == CONFLICT else "api"
+    return workspace, _BUDGETS.index(budget if origin == API_ORIGIN else "webhook")
+
+
+def row_of(letter: DeadLetter) -> Row:
+    """Return the row of a letter."""
+    values = {name: getattr(letter, name, None) for name in LETTERS.columns}
+    values |= {
+        "workspace": letter.workspace_id,
+        "truncated": int(letter.truncated),
+        "errors": orjson.dumps(list(letter.errors)),
+        "headers": orjson.dumps(list(letter.headers)),
+    }
+    return tuple(values.values())
+
+
+def letter_of(row: Row) -> DeadLetter:
+    """Return the letter of a row."""
+    values: dict[str, Any] = dict(zip(LETTERS.columns, row, strict=True))
+    del values["size"]
+    values["workspace_id"] = values.pop("workspace")
+    values["truncated"] = bool(values["truncated"])
+    values["errors"] = orjson.loads(values["errors"])
+    values["headers"] = [(name, value) for name, value in orjson.loads(values["headers"])]
+    return DeadLetter(**values)
+
+
+def storable(letter: DeadLetter) -> DeadLetter:
+    """Return a letter without lone surrogates: one may be the reason why the event was refused,
+    and must not prevent the letter from being kept."""
+
+    def text(value: str) -> str:
+        return value.encode(errors="replace").decode()
+
+    values = {field.name: getattr(letter, field.name) for field in dataclasses.fields(letter)}
+    values |= {name: text(value) for name, value in values.items() if isinstance(value, str)}
+    values["errors"] = [{name: text(one[name]) for name in one} for one in letter.errors]
+    values["headers"] = [(text(name), text(value)) for name, value in letter.headers]
+    return DeadLetter(**values)
+
+
+@plan()
+def keep(letters: Sequence[DeadLetter]) -> Steps[list[bool]]:
+    """Keep letters within the budgets, and return of each whether it is kept now."""
+    budgets = (yield Context()).dead_letter_budget
+    kept: set[Key] = {*(yield Get(HEADS, {(one.workspace_id, one.id) for one in letters}))}
+    keys = [_total_of(one.workspace_id, one.origin, one.reason) for one in letters]
+    totals = yield Get(TOTALS, set(keys))
+    rows: list[Row] = []
+    result = []
+    for one, key in zip(letters, keys, strict=True):
+        identity = (one.workspace_id, one.id)
+        if identity not in kept:
+            size = one.size
+            *_, count, used = totals.get(key, (0, 0))
+            most, most_bytes = budgets.of(one.budget)
+            if count < most and used + size <= most_bytes:
+                totals[key] = (*key, count + 1, used + size)
+                rows.append(row_of(one))
+                kept.add(identity)
+        result.append(identity in kept)
+    yield Put(LETTERS, rows)
+    yield Put(TOTALS, list(totals.values()))
+    return result
+
+
+@plan()
+def use() -> Steps[list[BudgetUse]]:
+    """Return how much of each budget is used."""
+    return [
+        BudgetUse(workspace_id=workspace, budget=_BUDGETS[budget], count=count, size=size)
+        for workspace, budget, count, size in (yield from every(TOTALS))
+    ]
+
+
+@plan()
+def get(workspace_id: str, letter_id: str) -> Steps[DeadLetter | None]:
+    """Return a letter, or ``None``."""
+    stored = yield Get(LETTERS, [(workspace_id, letter_id)])
+    return next(map(letter_of, stored.values()), None)
+
+
+@plan()
+def scan(
+    workspace_id: str | None, after: str | None, limit: int, reverse: bool
+) -> Steps[Page[DeadLetter]]:
+    """Return a page in the order of arrival, or newest first."""
+    equal = {} if workspace_id is None else {"workspace": workspace_id}
+    return (yield from page(letter_of, LETTERS, equal, after, limit, reverse=reverse))
+
+
+@plan(frees=True, overwrites=True)
+def remove(workspace_id: str, ids: Sequence[str]) -> Steps[int]:
+    """Delete letters, and return how many there were."""
+    stored = yield Get(HEADS, {(workspace_id, one) for one in ids})
+    return (yield from _delete(list(stored.values())))
+
+
+@plan(frees=True)
+def expire(before: int, limit: int) -> Steps[int]:
+    """Delete the oldest letters, and return how many."""
+    oldest = yield Pages(HEADS, limit, by=("received_at",), high=before)
+    return (yield from _delete(oldest.rows))
+
+
+def _delete(heads: Sequence[Row]) -> Steps[int]:
+    """Delete letters, and make room in their budgets."""
+    deleted: int = yield Delete(HEADS, [row[: HEADS.key] for row in heads])
+    keys = [_total_of(workspace, origin, reason) for workspace, _, origin, reason, *_ in heads]
+    totals = yield Get(TOTALS, set(keys))
+    for key, head in zip(keys, heads, strict=True):
+        if key in totals:
+            *_, count, size = totals[key]
+            totals[key] = (*key, count - 1, size - head[-1])
+    yield Put(TOTALS, list(totals.values()))
+    return deleted
