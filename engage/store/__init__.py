@@ -10,10 +10,16 @@ in *steps* over *tables*, and a storage executes these: see ``tables.py``.
 ``records.py``        records, such as write keys, with their versions
 ``counts.py``         counters per minute, hour and day
 ``suppressions.py``   addresses to which nothing must be sent
-``letters.py``        dead letters, and their budgets
+``letters.py``        dead letters, within their budgets
+``choices.py``        subscription choices, and the history of their changes
+``changes.py``        what events change in users, visitors and groups, and their limits
+``profiles.py``       users, visitors and groups as they are stored, and who belongs to whom
+``people.py``         users with their visitors, merged when they are read; erasing
+``keys.py``           short keys that stand for several strings
 ``facade.py``         the interfaces of :mod:`engage.api` that the rest of engage calls, as plans
 ``memory.py``         an executor in memory
 ====================  ==============================================================
 
-A storage moves to the seam table by table: what is not in this list is still its own work.
+Events are not here yet: a storage decides by itself which are new, and runs ``changes.apply`` for
+what they change. MongoDB still has rules of its own for everything.
 """

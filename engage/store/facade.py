@@ -6,7 +6,7 @@ A storage has each as a base class, beside its own ``run`` and ``read``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from engage.api import (
     BudgetUse,
@@ -15,23 +15,38 @@ from engage.api import (
     CountSum,
     DeadLetter,
     DeadLetterStore,
+    GroupProfile,
+    Kind,
     Page,
+    ProfileStore,
     Record,
     RecordStore,
+    StoredLink,
+    Subject,
+    SubscriptionChange,
+    SubscriptionRecord,
+    SubscriptionState,
+    SubscriptionStore,
     Suppression,
     SuppressionStore,
+    UserProfile,
+    VisitorProfile,
 )
+from engage.store import choices as choosing
 from engage.store import counts as counting
 from engage.store import letters as keeping
-from engage.store import records
+from engage.store import people, records
 from engage.store import suppressions as suppressing
+from engage.store.profiles import KINDS, Person
 from engage.store.tables import PLANS, Executor
 
 #: The names that a storage imports.
 __all__ = [
     "PLANS",
+    "PlannedChoices",
     "PlannedCounts",
     "PlannedLetters",
+    "PlannedProfiles",
     "PlannedRecords",
     "PlannedSuppressions",
     "is_text",
@@ -84,6 +99,106 @@ class PlannedRecords(Executor, RecordStore):
         return await self.run(records.expire, kind, before, limit)
 
 
+class PlannedProfiles(Executor, ProfileStore):
+    """Users, visitors and groups, by plans. What writes events applies their changes."""
+
+    #: Where the next call of :meth:`expire_visitors` continues.
+    _expired: str | None = None
+
+    async def profile(self, workspace_id: str, user_id: str) -> UserProfile | None:
+        if not is_text(user_id):
+            return None
+        return await self.read(people.profile, workspace_id, user_id)
+
+    async def certain(self, workspace_id: str, user_id: str) -> Mapping[str, str | None]:
+        return await self.read(people.certain, workspace_id, user_id)
+
+    async def find_users(
+        self, workspace_id: str, trait: str, values: Sequence[str]
+    ) -> Mapping[str, Sequence[str]]:
+        return await self.read(people.find_users, workspace_id, trait, [*filter(is_text, values)])
+
+    async def identifier_history(
+        self, workspace_id: str, trait: str, ids: Sequence[str]
+    ) -> Mapping[str, Collection[str]]:
+        texts = [*filter(is_text, ids)]
+        return await self.read(people.identifier_history, workspace_id, trait, texts)
+
+    async def find_visitors(
+        self, workspace_id: str, trait: str, values: Sequence[str]
+    ) -> Mapping[str, Sequence[str]]:
+        texts = [*filter(is_text, values)]
+        return await self.read(people.find_visitors, workspace_id, trait, texts)
+
+    async def holders(
+        self, workspace_id: str, trait: str, value: str, *, after: str | None, limit: int
+    ) -> Page[Subject]:
+        if not is_text(value):
+            return Page((), None)
+        return await self.read(people.holders, workspace_id, trait, value, after, limit)
+
+    async def visitor(self, workspace_id: str, anonymous_id: str) -> VisitorProfile | None:
+        if not is_text(anonymous_id):
+            return None
+        return await self.read(people.visitor, workspace_id, anonymous_id)
+
+    async def users_beginning(
+        self, workspace_id: str, text: str, *, trait: str | None = None, limit: int
+    ) -> Sequence[str]:
+        if not is_text(text):
+            return ()
+        return await self.read(people.users_beginning, workspace_id, trait, text, limit)
+
+    async def scan_users(
+        self, workspace_id: str | None, *, after: str | None, limit: int
+    ) -> Page[UserProfile]:
+        return await self.read(people.scan_users, workspace_id, after, limit)
+
+    async def scan_visitors(
+        self, workspace_id: str | None, *, after: str | None, limit: int
+    ) -> Page[VisitorProfile]:
+        return await self.read(people.scan_visitors, workspace_id, after, limit)
+
+    async def scan_groups(
+        self, workspace_id: str | None, *, after: str | None, limit: int
+    ) -> Page[GroupProfile]:
+        return await self.read(people.scan_groups, workspace_id, after, limit)
+
+    async def expire_visitors(self, before: int, *, limit: int) -> int:
+        # Reading plans look for them, because most visitors may belong to users.
+        old: list[Person] = []
+        while len(old) < limit:
+            found, self._expired = await self.read(
+                people.old_visitors, before, self._expired, limit - len(old)
+            )
+            old += found
+            if self._expired is None:
+                break
+        return await self.run(people.delete_visitors, old, before) if old else 0
+
+    async def erase_profile(self, workspace_id: str, kind: Kind, name: str) -> bool:
+        """See :meth:`~engage.api.ErasureStore.erase_profile`."""
+        if not is_text(name):
+            return False
+        return await self.run(people.erase, workspace_id, KINDS[kind], name)
+
+    async def links_to(self, workspace_id: str, anonymous_id: str) -> Sequence[tuple[str, int]]:
+        """See :meth:`~engage.api.ErasureStore.links_to`."""
+        if not is_text(anonymous_id):
+            return []
+        return await self.read(people.links_to, workspace_id, anonymous_id)
+
+    async def linked_to(self, workspace_id: str, user_id: str) -> Sequence[str]:
+        """See :meth:`~engage.api.ErasureStore.linked_to`."""
+        if not is_text(user_id):
+            return []
+        return await self.read(people.linked_to, workspace_id, user_id)
+
+    async def scan_links(self, *, after: str | None, limit: int) -> Page[StoredLink]:
+        """See :meth:`~engage.api.VerifiableStore.scan_links`."""
+        return await self.read(people.scan_links, after, limit)
+
+
 class PlannedCounts(Executor, CountStore):
     """Counters, by plans."""
 
@@ -109,6 +224,49 @@ class PlannedCounts(Executor, CountStore):
 
     async def expire_counts(self, step: int, before: int, *, limit: int) -> int:
         return await self.run(counting.expire, step, before, limit)
+
+
+class PlannedChoices(Executor, SubscriptionStore):
+    """Subscription choices and their history, by plans."""
+
+    async def apply(self, change: SubscriptionChange) -> Mapping[str, bool]:
+        return (await self.apply_all([change]))[0]
+
+    async def apply_all(
+        self, changes: Sequence[SubscriptionChange]
+    ) -> Sequence[Mapping[str, bool]]:
+        if not changes:
+            return []
+        return await self.run(choosing.apply_all, changes)
+
+    async def state(self, workspace_id: str, subject: Subject) -> Mapping[str, bool]:
+        if not is_text(subject.id):
+            return {}
+        return await self.read(choosing.state, workspace_id, subject)
+
+    async def scan_subscriptions(
+        self, workspace_id: str | None, *, after: str | None, limit: int
+    ) -> Page[SubscriptionState]:
+        return await self.read(choosing.scan, workspace_id, after, limit)
+
+    async def history(
+        self,
+        workspace_id: str | None,
+        subject: Subject | None,
+        *,
+        since: int = 0,
+        after: str | None,
+        limit: int,
+    ) -> Page[SubscriptionRecord]:
+        return await self.read(choosing.history, workspace_id, subject, since, after, limit)
+
+    async def erase_choices(
+        self, workspace_id: str, subject: Subject, pseudonym: str
+    ) -> tuple[int, int]:
+        """See :meth:`~engage.api.ErasureStore.erase_choices`."""
+        if not is_text(subject.id):
+            return 0, 0
+        return await self.run(choosing.erase, workspace_id, subject, pseudonym)
 
 
 class PlannedSuppressions(Executor, SuppressionStore):

@@ -24,6 +24,7 @@ HEADS: Final = Table(
     key=2,
     indexes=(("received_at",),),
     arrival=True,
+    followed=True,
 )
 #: The errors and the headers are JSON.
 LETTERS: Final = dataclasses.replace(

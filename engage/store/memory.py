@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, TypeVar
 
 from engage.api import StorageContext
@@ -23,6 +23,7 @@ from engage.store.tables import (
     Steps,
     Table,
     Under,
+    Value,
 )
 
 Result = TypeVar("Result")
@@ -76,12 +77,19 @@ class MemoryTables:
     def _under(self, step: Under) -> dict[Key, list[Row]]:
         found: dict[Key, list[Row]] = {prefix: [] for prefix in step.prefixes}
         width = len(next(iter(found), ()))
-        for key, (_, row) in sorted(self._tables[step.table.name].items()):
-            if key[:width] in found:
-                found[key[:width]].append(row)
-        return found
+        for place, row in self._ordered(Pages(step.table, 0, step.by, step.equal)):
+            values = place if step.by else row
+            if values[:width] in found and _has(step.table, row, step.equal):
+                if step.by and None in place:
+                    continue
+                found[values[:width]].append(row)
+        return {prefix: rows[:1] if step.first else rows for prefix, rows in found.items()}
 
     def _add(self, step: Add) -> dict[Key, Row]:
+        if step.table.columns[0] == "number":  # No row has a key yet.
+            for row in step.rows:
+                self._store(step.table, row)
+            return {}
         keys = [row[: step.table.key] for row in step.rows]
         stored = self._get(Get(step.table, keys))
         new = dict(zip(reversed(keys), reversed([*step.rows]), strict=True))
@@ -100,14 +108,14 @@ class MemoryTables:
     def _store(self, table: Table, row: Row) -> None:
         rows = self._tables[table.name]
         before = rows.get(row[: table.key])
-        if before is None:
-            rows.last += 1
-            if "number" in table.columns:
-                at = table.columns.index("number")
-                row = (*row[:at], rows.last, *row[at + 1 :])
+        rows.last += before is None
+        number = rows.last if before is None else before[0]
+        if "number" in table.columns:
+            at = table.columns.index("number")
+            row = (*row[:at], number, *row[at + 1 :])
         key = row[: table.key]
         self._changes.append((rows, key, before))
-        rows[key] = (rows.last if before is None else before[0], row)
+        rows[key] = (number, row)
 
     def _delete(self, step: Delete) -> int:
         rows = self._tables[step.table.name]
@@ -122,10 +130,7 @@ class MemoryTables:
             if len(rows) == step.limit or looked == step.most or size > MAX_PAGE_BYTES:
                 return Page(rows, place, more=True)
             looked, place = looked + 1, behind
-            named = dict(zip(step.table.columns, row, strict=True))
-            if all(named[name] == value for name, value in step.equal.items()) and all(
-                named[name] in values for name, values in step.one_of.items()
-            ):
+            if _has(step.table, row, step.equal, step.one_of, step.least):
                 rows.append(row)
                 size += sum(len(value) for value in row if isinstance(value, bytes))
         return Page(rows, place, more=False)
@@ -133,21 +138,26 @@ class MemoryTables:
     def _ordered(self, step: Pages) -> list[tuple[Place, Row]]:
         """Return the rows of a step between its bounds and behind its place, in order."""
         at = {name: index for index, name in enumerate(step.table.columns)}
+        given = tuple(step.equal[name] for name in step.order[: step.given])
         found = []
         for number, whole in self._tables[step.table.name].values():
             row = whole[: len(at)]
+            if step.table.within is not None:
+                owner = step.table.within
+                number, _ = self._tables[owner.name][row[: owner.key]]
             place = tuple(row[at[name]] if name in at else number for name in step.order)
             bounded = place[step.given : step.given + 1]
             if (
-                (step.low is None or bounded >= (step.low,))
-                and (step.high is None or bounded < (step.high,))
+                place[: step.given] == given
+                and (step.low is None or (None not in bounded and bounded >= (step.low,)))
+                and (step.high is None or (None not in bounded and bounded < (step.high,)))
                 and (
                     step.after is None
                     or (place < step.after if step.reverse else place > step.after)
                 )
             ):
                 found.append((place, row))
-        return sorted(found, key=lambda one: one[0], reverse=step.reverse)
+        return sorted(found, key=_by_place, reverse=step.reverse)
 
     _EXECUTE: Final[dict[type, Callable[[Any, Any], Any]]] = {
         Get: _get,
@@ -166,3 +176,24 @@ def _wins(table: Table, row: Row, before: Row) -> bool:
         if row[at] != before[at]:
             return bool(row[at] < before[at]) is name.startswith("-")
     return not table.register
+
+
+def _has(
+    table: Table,
+    row: Row,
+    equal: Mapping[str, Value],
+    one_of: Mapping[str, Collection[Value]] = {},
+    least: Mapping[str, Any] = {},
+) -> bool:
+    """Return whether a row has the wanted values."""
+    named = dict(zip(table.columns, row, strict=True))
+    return (
+        all(named[name] == value for name, value in equal.items())
+        and all(named[name] in values for name, values in one_of.items())
+        and all(named[name] >= value for name, value in least.items())
+    )
+
+
+def _by_place(item: tuple[Place, Row]) -> tuple[tuple[bool, Any], ...]:
+    # None is less than every other value.
+    return tuple((value is not None, value) for value in item[0])

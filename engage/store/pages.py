@@ -47,10 +47,12 @@ def page(
     after: str | None,
     limit: int,
     *,
+    by: tuple[str, ...] = (),
+    least: Mapping[str, Value] = {},
     reverse: bool = False,
 ) -> Steps[Page[Item]]:
     """Read a page of rows as items. It may have fewer than ``limit``, or none, and a cursor."""
-    step = Pages(table, limit, equal=equal, reverse=reverse, most=MAX_ROWS)
+    step = Pages(table, limit, by, equal, least=least, reverse=reverse, most=MAX_ROWS)
     types = [table.types.get(name, int) for name in step.order]
     found = yield step._replace(after=place_of(after, *types))
     return Page([*map(make, found.rows)], cursor_of(found.place) if found.more else None)
@@ -59,15 +61,16 @@ def page(
 def every(
     table: Table,
     *,
+    by: tuple[str, ...] = (),
     equal: Mapping[str, Value] = {},
     one_of: Mapping[str, Collection[Value]] = {},
 ) -> Steps[list[Row]]:
-    """Read all rows with some values. There must be few rows in the table."""
+    """Read all rows with some values. There must be few in the table, or few that ``by`` finds."""
     rows: list[Row] = []
     place: Place | None = None
     more = True
     while more:
-        found = yield Pages(table, 1000, equal=equal, one_of=one_of, after=place)
+        found = yield Pages(table, 1000, by, equal, one_of, after=place)
         rows += found.rows
         place, more = found.place, found.more
     return rows

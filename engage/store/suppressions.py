@@ -21,6 +21,7 @@ SUPPRESSIONS: Final = Table(
         "source_id": str,
     },
     key=5,
+    arrival=True,
     register=("at", "-lifted"),
 )
 

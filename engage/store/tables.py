@@ -24,8 +24,8 @@ An executor guarantees:
 2. It runs a plan again only if the attempt before surely had no effect, or if the plan is
    repeatable. Otherwise the caller gets :class:`~engage.api.StorageUnavailable`.
 3. Of two rows with one key, :class:`Add` keeps the first, also within one step.
-4. A row with a number has a greater one than every row that was visible before it, and a number is
-   never given twice.
+4. A row with a number has a greater one than every row that is visible when it is added. In a
+   table that is followed, no number is ever given twice.
 5. Values are text, integers of 64 bits, bytes and None. Text is any valid Unicode, U+0000 included,
    and is compared by code points. A row comes back as it was given.
 6. An outage is :class:`~engage.api.StorageUnavailable`, within ``write_timeout``. Every other error
@@ -65,7 +65,8 @@ class Table:
     """
 
     name: str
-    #: Column → the type of its values, which may also be None; those of the unique key first.
+    #: Column → the type of its values; those of the unique key first. In a column that is in no
+    #: key and no index, and gives no order, a value may also be None.
     types: Mapping[str, type]
     #: How many columns the unique key has.
     key: int
@@ -74,14 +75,27 @@ class Table:
     #: Whether each row has a number, in the order of arrival. If ``number`` is one of the columns,
     #: it is the row's number: None in an :class:`Add`, and known afterwards.
     arrival: bool = False
+    #: Whether somebody may go on from a place much later. In other tables, the number of the newest
+    #: row may be given again when that row was deleted.
+    followed: bool = False
     #: :class:`Put` replaces a row only if these columns of the new row are greater, compared
     #: together; less, for a column with ``-`` before it. Empty: always.
     register: tuple[str, ...] = ()
+    #: The table with the rows to which the rows of this one belong: its key begins theirs, and it
+    #: is put first. A document store may keep them in its document, and a relational one by its
+    #: number. None is left when it is deleted: the plan deletes them before.
+    within: Table | None = None
 
     @functools.cached_property
     def columns(self) -> tuple[str, ...]:
         """The names of the columns."""
         return tuple(self.types)
+
+
+def types_of(row: type) -> dict[str, type]:
+    """Return the columns of a table whose rows have the annotated fields of a class."""
+    hints = typing.get_type_hints(row)
+    return {name: next(iter(typing.get_args(hint)), hint) for name, hint in hints.items()}
 
 
 class Get(NamedTuple):
@@ -92,13 +106,20 @@ class Get(NamedTuple):
 
 
 class Under(NamedTuple):
-    """Read the rows whose keys begin with a prefix. → prefix → its rows, in the order of the key.
+    """Read the rows whose keys begin with a prefix. → prefix → its rows, in any order.
 
     All prefixes have the same length, and each is in the result.
     """
 
     table: Table
     prefixes: Collection[Key]
+    #: An index, of which these are prefixes instead. Rows with None in one of its columns are left
+    #: out.
+    by: tuple[str, ...] = ()
+    #: Column → the value that it has.
+    equal: Mapping[str, Value] = {}
+    #: Read only the first row of each prefix, in the order of ``by``.
+    first: bool = False
 
 
 class Add(NamedTuple):
@@ -126,7 +147,8 @@ class Pages(NamedTuple):
     """Read rows in an order. → :class:`Page`.
 
     The order is that of the columns ``by``, which are the key or an index or the beginning of one,
-    and then that of arrival, or of the key in a table without numbers.
+    and then that of arrival (of the row to which it belongs), or of the key in a table without
+    numbers.
     """
 
     table: Table
@@ -137,6 +159,8 @@ class Pages(NamedTuple):
     equal: Mapping[str, Value] = {}
     #: Column → values of which it has one.
     one_of: Mapping[str, Collection[Value]] = {}
+    #: Column → the least value that is wanted.
+    least: Mapping[str, Value] = {}
     #: Bounds of the first column of the order behind those in ``equal``: low <= value < high.
     low: Any = None
     high: Any = None
@@ -149,16 +173,25 @@ class Pages(NamedTuple):
     @property
     def order(self) -> tuple[str, ...]:
         """The columns that give the order, and a place; ``number`` is that of the arrival."""
-        table = self.table
-        last = ("number",) if table.arrival else table.columns[: table.key]
-        return (*self.by, *(name for name in last if name not in self.by))
+        return _order(self.table, self.by)
 
     @property
     def given(self) -> int:
         """How many columns at the beginning of the order are in ``equal``."""
-        return next(
-            (at for at, name in enumerate(self.order) if name not in self.equal), len(self.order)
-        )
+        at = 0
+        if self.equal:
+            order = self.order
+            while at < len(order) and order[at] in self.equal:
+                at += 1
+        return at
+
+
+@functools.cache
+def _order(table: Table, by: tuple[str, ...]) -> tuple[str, ...]:
+    last = ("number",) if table.arrival else table.columns[: table.key]
+    if table.within is not None:
+        last = ("number", *table.columns[table.within.key : table.key])
+    return (*by, *(name for name in last if name not in by))
 
 
 class Page(NamedTuple):
@@ -167,7 +200,7 @@ class Page(NamedTuple):
     rows: Sequence[Row]
     #: Where the next page begins; None if the page is the first one and has looked at no row.
     place: Place | None
-    #: Whether there were rows behind it, wanted or not.
+    #: Whether there may be rows behind it, wanted or not; if not, there were none.
     more: bool
 
 
@@ -223,6 +256,8 @@ def plan(
 
     def made(function: Callable[Parameters, Steps[Result]]) -> Plan[Parameters, Result]:
         new = Plan(function, repeatable=repeatable, frees=frees, overwrites=overwrites)
+        if new.name in PLANS:
+            raise ValueError(f"there is a plan {new.name} already")
         PLANS[new.name] = new
         return new
 

@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from engage import api
-from engage.api import Kind
 from engage.store.memory import MemoryTables
 from engage.store.tables import Plan
 
@@ -51,64 +49,6 @@ class Arrivals(dict[Key, Item]):
         return api.Page([self[key] for key in found[:limit]], more)
 
 
-@dataclasses.dataclass
-class Profile:
-    """A user, a visitor or a group: registers, each with the version of its value."""
-
-    workspace_id: str
-    kind: Kind
-    id: str
-    #: Least and greatest timestamp of the events that made it exist; ``None`` without one.
-    times: tuple[int, int] | None = None
-    #: The same of the subscription changes.
-    chosen: tuple[int, int] | None = None
-    #: When the last event that changed it was received.
-    changed_at: int = 0
-    traits: dict[str, tuple[api.Version, Any]] = dataclasses.field(default_factory=dict)
-    #: Trait → its size, unless it is removed or does not count.
-    sizes: dict[str, int] = dataclasses.field(default_factory=dict)
-    #: Of a user: anonymous id → the first link.
-    links: dict[str, api.Version] = dataclasses.field(default_factory=dict)
-    #: Anonymous id → whether an operator lets the link count.
-    decisions: dict[str, tuple[api.Version, bool]] = dataclasses.field(default_factory=dict)
-    groups: dict[str, tuple[api.Version, bool]] = dataclasses.field(default_factory=dict)
-    #: Trait → value → when it was claimed: the first 100, and that of a later current value.
-    claims: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
-    late: dict[str, str] = dataclasses.field(default_factory=dict)
-
-    def values(self) -> dict[str, Any]:
-        """Return the traits that are not removed."""
-        return {name: value for name, (_, value) in self.traits.items() if value is not api.REMOVED}
-
-    def links_that_count(self) -> dict[str, api.Version]:
-        """Return the links of a user without those that an operator undid."""
-        undone = {name for name, (_, counts) in self.decisions.items() if not counts}
-        return {name: first for name, first in self.links.items() if name not in undone}
-
-    def registers(self) -> api.Registers:
-        """Return what is stored; the times are those of an existing profile."""
-        times = [at for span in (self.times, self.chosen) if span is not None for at in span]
-        return api.Registers(
-            id=self.id,
-            created_at=min(times),
-            updated_at=max(times),
-            traits={name: (*version, value) for name, (version, value) in self.traits.items()},
-            groups={name: (*version, member) for name, (version, member) in self.groups.items()},
-        )
-
-    def claim(self, trait: str, form: str, at: int) -> None:
-        """Remember when a value was claimed."""
-        claims = self.claims.setdefault(trait, {})
-        current = api.identifier_value(trait, self.values().get(trait)) == form
-        if current and self.late.get(trait, form) != form:
-            del claims[self.late.pop(trait)]
-        if form not in claims and len(claims) >= api.MAX_CLAIMS:
-            if not current:
-                return
-            self.late[trait] = form
-        claims[form] = min(at, claims.get(form, at))
-
-
 class Stored:
     """Everything that the stores of one name share."""
 
@@ -121,23 +61,8 @@ class Stored:
         self.events = Arrivals[tuple[str, str, str], api.Event]()
         #: The identities of erased events, with the time of receipt and the mark.
         self.erased: dict[tuple[str, str, str], tuple[int, bytes]] = {}
-        #: By workspace, kind and id.
-        self.profiles = Arrivals[tuple[str, Kind, str], Profile]()
-        #: Workspace and id of the changes of subscriptions that were applied.
-        self.applied: set[tuple[str, str]] = set()
-        #: By workspace, subject and group.
-        self.choices = Arrivals[tuple[str, api.Subject, str], api.SubscriptionState]()
-        #: By workspace, change and group.
-        self.history = Arrivals[tuple[str, str, str], api.SubscriptionRecord]()
         #: What is kept by plans.
         self.tables = MemoryTables()
-
-    def profile(self, workspace_id: str, kind: Kind, name: str) -> Profile:
-        """Return a user, visitor or group, which is made if there is none."""
-        key = (workspace_id, kind, name)
-        if key not in self.profiles:
-            self.profiles[key] = Profile(*key)
-        return self.profiles[key]
 
 
 _STORED: dict[str, Stored] = {}

@@ -2,33 +2,32 @@
 """A storage in memory, for tests of plugins and of one's own code.
 
 :class:`MemoryStore` keeps all promises of the conformance suite that do not need a disk: another
-process does not see what it stores, and the end of the process loses it. It never forgets the id of
-a change of subscriptions, and reads a page by looking at everything: it is for some thousands of
-events. A test that needs one method to behave differently makes a subclass. Each interface is a
-class of its own, so that a test can also have a storage without profiles or without dead letters.
+process does not see what it stores, and the end of the process loses it. It reads a page by looking
+at everything: it is for some thousands of events. A test that needs one method to behave
+differently makes a subclass. Each interface is a class of its own, so that a test can also have a
+storage without profiles or without dead letters.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
 
 from engage import api
-from engage.api import Kind
+from engage.store import changes
 from engage.store.facade import (
+    PlannedChoices,
     PlannedCounts,
     PlannedLetters,
+    PlannedProfiles,
     PlannedRecords,
     PlannedSuppressions,
 )
 from engage.store.letters import HEADS
+from engage.store.profiles import REMOVED, TRAITS
 
-from .memory_base import Memory, Stored, delete, of_workspace, page_by_key, stored
-from .memory_profiles import MemoryProfiles, extended
+from .memory_base import Memory, Stored, delete, stored
 
-__all__ = ["MemoryProfiles", "MemoryStore", "Stored", "stored"]
+__all__ = ["MemoryStore", "Stored", "stored"]
 
 
 class MemoryEvents(Memory, api.EventStore):
@@ -90,92 +89,22 @@ class MemoryEvents(Memory, api.EventStore):
         return True
 
 
-class MemorySubscriptions(Memory, api.SubscriptionStore):
+class MemoryProfiles(Memory, PlannedProfiles):
+    """Users, visitors and groups, merged from the stored events."""
+
+    def apply_changes(self, event: api.Event) -> None:
+        changed = [*map(changes.encode, api.changes_of(event))]
+        steps = changes.apply([(event, changed)], self.context.identifiers, {}, {})
+        self.dropped_changes += self.stored.tables.execute(steps, self.context).dropped
+
+    async def reapply(self, events: Sequence[api.Event]) -> None:
+        self.contents()
+        for event in events:
+            self.apply_changes(event)
+
+
+class MemorySubscriptions(Memory, PlannedChoices):
     """Subscription choices and their history."""
-
-    async def apply(self, change: api.SubscriptionChange) -> Mapping[str, bool]:
-        data, subject = self.contents(), (change.workspace_id, change.subject)
-        if (change.workspace_id, change.id) not in data.applied:
-            data.applied.add((change.workspace_id, change.id))
-            if change.subject.kind is Kind.USER:
-                user = data.profile(change.workspace_id, *change.subject)
-                user.chosen = extended(user.chosen, change.at)
-            before, changed = await self.state(*subject), []
-            common: Any = {"workspace_id": change.workspace_id, "subject": change.subject}
-            for group, wanted in change.choices.items():
-                known = data.choices.get((*subject, group))
-                if change.dated and known is not None and known.updated_at >= change.at:
-                    continue
-                if before.get(group) is not wanted:
-                    changed.append(group)
-                data.choices[*subject, group] = api.SubscriptionState(
-                    **common,
-                    group_id=group,
-                    subscribed=wanted,
-                    updated_at=change.at if known is None else max(change.at, known.updated_at + 1),
-                    change_id=change.id,
-                )
-            for group in changed:
-                data.history[change.workspace_id, change.id, group] = api.SubscriptionRecord(
-                    **common,
-                    group_id=group,
-                    change_id=change.id,
-                    before=before.get(group),
-                    after=change.choices[group],
-                    at=change.at,
-                    how=change.how,
-                    secret=change.secret,
-                    user_agent=change.user_agent,
-                    address=change.address,
-                )
-        return await self.state(*subject)
-
-    async def state(self, workspace_id: str, subject: api.Subject) -> Mapping[str, bool]:
-        return {
-            one.group_id: one.subscribed
-            for key, one in self.contents().choices.items()
-            if key[:2] == (workspace_id, subject)
-        }
-
-    async def scan_subscriptions(
-        self, workspace_id: str | None, *, after: str | None, limit: int
-    ) -> api.Page[api.SubscriptionState]:
-        return self.contents().choices.page(of_workspace(workspace_id), after, limit)
-
-    async def history(
-        self,
-        workspace_id: str | None,
-        subject: api.Subject | None,
-        *,
-        since: int = 0,
-        after: str | None,
-        limit: int,
-    ) -> api.Page[api.SubscriptionRecord]:
-        wanted = of_workspace(workspace_id)
-        return self.contents().history.page(
-            lambda one: wanted(one) and subject in (None, one.subject) and one.at >= since,
-            after,
-            limit,
-        )
-
-    async def erase_choices(
-        self, workspace_id: str, subject: api.Subject, pseudonym: str
-    ) -> tuple[int, int]:
-        data = self.contents()
-        choices = [key for key in data.choices if key[:2] == (workspace_id, subject)]
-        records = [
-            key
-            for key, one in data.history.items()
-            if (one.workspace_id, one.subject) == (workspace_id, subject)
-        ]
-        gone: Any = {"secret": "", "user_agent": "", "address": ""}
-        gone["subject"] = api.Subject(subject.kind, pseudonym)
-        new = {data.history[key].change_id: str(uuid.uuid4()) for key in records}
-        data.applied |= {(workspace_id, one) for one in new.values()}
-        for key in records:
-            known = data.history[key]
-            data.history[key] = dataclasses.replace(known, change_id=new[known.change_id], **gone)
-        return delete(data.choices, choices), len(records)
 
 
 class MemoryDeadLetters(Memory, PlannedLetters):
@@ -194,32 +123,19 @@ class MemorySuppressions(Memory, PlannedSuppressions):
     """Suppressed addresses."""
 
 
-class MemoryVerification(Memory, api.VerifiableStore):
+class MemoryVerification(Memory):
     """What only this storage knows of itself."""
 
     async def problems(self) -> AsyncIterator[api.StoreProblem | int]:
         data = self.contents()
-        yield len(data.events) + len(data.tables.rows(HEADS)) + len(data.profiles)
+        traits = data.tables.rows(TRAITS)
+        yield len(data.events) + len(data.tables.rows(HEADS)) + len(traits)
         for key, event in data.events.items():
             if key != event.identity:
                 yield api.StoreProblem(what="keys", message=f"{key} leads to {event.identity}")
-        for profile in data.profiles.values():
-            if not profile.sizes.keys() <= profile.values().keys():
-                yield api.StoreProblem(what="sizes", message=f"{profile.id}: of no trait")
-
-    async def scan_links(self, *, after: str | None, limit: int) -> api.Page[api.StoredLink]:
-        found = {
-            (user.workspace_id, user.id, name): api.StoredLink(
-                workspace_id=user.workspace_id,
-                user_id=user.id,
-                anonymous_id=name,
-                first=user.links.get(name),
-                counts=user.decisions.get(name, (None, True))[1],
-            )
-            for user in self.contents().profiles.values()
-            for name in {**user.links, **user.decisions}
-        }
-        return page_by_key(found, after, limit)
+        for _, _, name, trait, _, value, *_, size in traits:
+            if size and value == REMOVED:
+                yield api.StoreProblem(what="sizes", message=f"{name}: of no trait {trait}")
 
 
 class MemoryStore(
@@ -231,6 +147,7 @@ class MemoryStore(
     MemoryRecords,
     MemoryCounts,
     MemoryVerification,
+    api.VerifiableStore,
     api.ErasureStore,
 ):
     """A storage in memory with all interfaces."""

@@ -8,6 +8,7 @@
 ``writer/``           the one process that makes all writes of a host
 ``engine.py``         the operations of the writer: a transaction for each
 ``steps.py``          the steps of plans as statements of SQL
+``known.py``          what the writer remembers of profiles
 ``batch.py``          the events of one write, and the outcome of each
 ``transactions.py``   the writing connection: opening, transactions, failures, recovery
 ``backup.py``         one file with all of a store, and a store made of one

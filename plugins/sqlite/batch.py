@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from engage.api import Event, Outcome, Status, changes_of
+from engage.store.changes import EncodedChange, encode
 
-from .tables.changes import EncodedChange, encode
 from .tables.events import STORED, Row, UnstorableError, event_of
 
 

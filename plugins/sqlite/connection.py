@@ -13,7 +13,6 @@ import sqlite3
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
@@ -63,9 +62,6 @@ SQLITE: Final = sqlite3.sqlite_version + (
 #: Seconds between two heartbeats of the process that writes, also during long work: the parent
 #: expects about one a second.
 ALIVE_SECONDS: Final = 0.25
-
-#: Length of a key.
-KEY_BYTES: Final = 16
 
 
 def nothing() -> None:
@@ -308,18 +304,6 @@ class FileConnection:
 
 
 # ----------------------------------------------------------------------------- values and rows
-def key_of(*parts: str) -> bytes:
-    """Return 16 bytes that identify these strings: different strings give different bytes.
-
-    :raises UnicodeEncodeError: if a string contains a lone surrogate.
-    """
-    digest = blake2b(digest_size=KEY_BYTES)
-    for part in parts:
-        encoded = part.encode()
-        digest.update(len(encoded).to_bytes(8, "big") + encoded)
-    return digest.digest()
-
-
 def is_text(value: str) -> bool:
     """Return whether a string can be stored: one with a lone surrogate cannot."""
     try:
@@ -349,13 +333,24 @@ def insert(db: sqlite3.Connection, head: str, rows: Sequence[Sequence[Any]], tai
 def look_up(db: sqlite3.Connection, query: str, keys: Iterable[Sequence[Any]]) -> list[Any]:
     """Run a query that joins a table with ``{keys}``, whose columns are column1, column2, …
 
+    Missing keys up to the next chunk size are NULL, which is equal to nothing.
+
     :return: the rows, in any order.
     """
     rows: list[Any] = []
-    for chunk in _chunks(list(keys)):
-        marks = _marks(len(chunk), len(chunk[0]))
-        rows += db.execute(query.format(keys=f"(VALUES {marks})"), _flatten(chunk)).fetchall()
+    keys, most = list(keys), _CHUNK_SIZES[0]
+    for start in range(0, len(keys), most):
+        chunk = keys[start : start + most]
+        size, width = 1 << (len(chunk) - 1).bit_length(), len(chunk[0])
+        values = _flatten(chunk)
+        values += [None] * ((size - len(chunk)) * width)
+        rows += db.execute(_statement(query, size, width), values).fetchall()
     return rows
+
+
+@functools.lru_cache(1024)
+def _statement(query: str, count: int, width: int) -> str:
+    return query.format(keys=f"(VALUES {_marks(count, width)})")
 
 
 @functools.lru_cache

@@ -17,16 +17,16 @@ from engage.api import (
     Outcome,
     StorageError,
     StorageUnavailable,
-    Subject,
-    SubscriptionChange,
 )
+from engage.store import changes
+from engage.store.keys import key_of
 from engage.store.tables import Plan
 
 from . import checkpoint, schema
 from .batch import Batch
-from .connection import Settings, is_text, key_of, translating_errors
+from .connection import Settings, is_text, translating_errors
 from .steps import execute
-from .tables import events, people, subscriptions
+from .tables import events
 from .transactions import Transactions
 
 Result = TypeVar("Result")
@@ -53,6 +53,9 @@ class Engine(Transactions):
 
     def run(self, plan: Plan[..., Result], arguments: Sequence[Any]) -> Result:
         """Run a plan of :mod:`engage.store`."""
+        if plan.overwrites:
+            # What is remembered may be erased.
+            self._known.links.clear()
         with translating_errors(self.settings.path):
             transaction = self._erasing() if plan.overwrites else self._transaction(not plan.frees)
             with transaction as db:
@@ -136,7 +139,8 @@ class Engine(Transactions):
             duplicates = events.existing(db, keys.candidates(db, batch.rows.keys()))
             new = [key for key in batch.rows if key not in duplicates] if duplicates else batch.rows
             events.insert_new(db, [batch.rows[key] for key in new], keys.next_number)
-            applied = self._profiles.apply(db, batch.changes(new, self._profiles.is_linked))
+            changed = batch.changes(new, self._known.is_linked)
+            applied = self._apply(db, changed) if changed else None
             least = keys.oldest(db) if keys.forget_due(len(new)) else None
             if merging and (count := keys.merge_due(len(new))):
                 keys.merge(db, count)
@@ -144,8 +148,15 @@ class Engine(Transactions):
         keys.stored(new)
         if new and least is not None:
             keys.forget(least)
-        self._profiles.remember_links(applied)
+        if applied is None:
+            return batch.outcomes(duplicates), 0
+        self._known.remember(applied)
         return batch.outcomes(duplicates), applied.dropped
+
+    def _apply(self, db: sqlite3.Connection, changed: Sequence[Any]) -> changes.Applied:
+        known = self._known
+        steps = changes.apply(changed, known.identifiers, known.links, known.searched)
+        return execute(db, steps, self.settings.context)
 
     def find(self, workspace_id: str, origin: str, message_id: str) -> Event | None:
         """Return the event of this identity, or ``None``."""
@@ -184,11 +195,6 @@ class Engine(Transactions):
         with translating_errors(self.settings.path), self._transaction(needs_space=False) as db:
             return events.expire(db, before, limit, force)
 
-    def delete_visitors(self, visitors: Sequence[int], before: int) -> int:
-        """Delete old visitors, and return how many; see :meth:`ProfileStore.expire_visitors`."""
-        with translating_errors(self.settings.path), self._transaction(needs_space=False) as db:
-            return people.delete_visitors(db, visitors, before)
-
     # ------------------------------------------------------------------------------ erasing
     @contextlib.contextmanager
     def _erasing(self) -> Iterator[sqlite3.Connection]:
@@ -211,23 +217,12 @@ class Engine(Transactions):
                 self.keys.take_over(db)
             return events.erase(db, self.keys.candidates(db, marks.keys()), marks)
 
-    def erase_profile(self, workspace_id: str, kind: int, name: str) -> bool:
-        """Erase a user or a visitor, and return whether there was one."""
-        self._profiles.forget_links()
-        with self._erasing() as db:
-            return people.erase(db, workspace_id, kind, name)
-
-    def erase_choices(self, workspace_id: str, subject: Subject, pseudonym: str) -> tuple[int, int]:
-        """Erase choices, and return how many choices and records there were."""
-        with self._erasing() as db:
-            return subscriptions.erase(db, workspace_id, subject, pseudonym)
-
     def reapply(self, rows: Sequence[events.Row]) -> None:
         """Apply the changes of stored events again."""
         batch = Batch(rows)
         with translating_errors(self.settings.path), self._transaction() as db:
-            applied = self._profiles.apply(db, batch.changes(batch.rows, lambda *_: False))
-        self._profiles.remember_links(applied)
+            applied = self._apply(db, batch.changes(batch.rows, lambda *_: False))
+        self._known.remember(applied)
 
     def empty_log(self) -> bool:
         """Copy all of the log into the file and empty it, and return whether that was possible: a
@@ -243,9 +238,3 @@ class Engine(Transactions):
             except BaseException as error:
                 self._failed(error)
                 raise
-
-    # ---------------------------------------------------------------------- subscriptions
-    def apply_all(self, changes: Sequence[SubscriptionChange]) -> list[dict[str, bool]]:
-        """Apply changes of choices, and return after each all choices of the person."""
-        with translating_errors(self.settings.path), self._transaction() as db:
-            return [subscriptions.apply(db, change) for change in changes]

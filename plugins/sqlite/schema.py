@@ -24,6 +24,7 @@ from engage.api import (
     StorageOutdated,
     StorageUnavailable,
 )
+from engage.store.profiles import USER, VISITOR
 
 _log = logging.getLogger("engage.storage.sqlite")
 
@@ -33,11 +34,6 @@ VERSION: Final = 2
 MIN_READER: Final = 2
 #: ``PRAGMA application_id``: "engg".
 APPLICATION_ID: Final = 0x656E6767
-
-#: Kinds of ``profiles``.
-USER: Final = 0
-GROUP: Final = 1
-VISITOR: Final = 2
 
 _LINKS_FIRST: Final = """CREATE INDEX links_first
     ON links (workspace, anonymous_id, received_at, message_id, origin)

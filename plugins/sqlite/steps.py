@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps of plans as statements of SQL, in a transaction of the caller."""
+"""The steps of plans as statements of SQL, in a transaction of the caller.
+
+The file has a few tables in another form than the plans: :class:`_Sql` knows it.
+"""
 
 from __future__ import annotations
 
 import functools
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
 from engage.api import StorageContext
+from engage.store.keys import key_of
 from engage.store.tables import (
     MAX_PAGE_BYTES,
     Add,
@@ -26,23 +30,37 @@ from engage.store.tables import (
     Under,
 )
 
-from .connection import insert, key_of, look_up
+from .connection import insert, look_up
 
 Result = TypeVar("Result")
 
 #: Table → the column with the numbers of its rows, if that is not ``number``.
-_NUMBERS: Final = {"letters": "seq", "history": "seq"}
+_NUMBERS: Final = {"letters": "seq", "history": "seq", "choices": "id", "profiles": "id"}
 #: The tables whose unique key is in one column, ``key``, as a hash.
 _HASHED: Final = frozenset({"letters"})
+#: Table within another one → the columns of that one's key that its rows have beside the number of
+#: the row to which they belong: an index has them.
+_BESIDE: Final = {"links": ("workspace",), "identifiers": ("workspace", "kind")}
+
+#: The tables of rows to which others belong. The last column is the number.
+_OWNERS: Final = frozenset({"profiles"})
+
+#: The numbers of the rows to which others belong, by their keys, as far as a plan has met them;
+#: None: there is no row.
+_Numbers = dict[Key, int | None]
 
 
 def execute(db: sqlite3.Connection, steps: Steps[Result], context: StorageContext) -> Result:
     """Execute the steps of a plan, and return its result."""
     answer: Any = None
+    numbers: _Numbers = {}
     try:
         while True:
             step = steps.send(answer)
-            answer = context if isinstance(step, Context) else _EXECUTE[type(step)](db, step)
+            if isinstance(step, Context):
+                answer = context
+            else:
+                answer = _EXECUTE[type(step)](db, step, numbers)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
 
@@ -52,42 +70,101 @@ class _Sql:
 
     def __init__(self, table: Table) -> None:
         self.table = table
-        self._number = _NUMBERS.get(table.name, "number")
-        self._is_hashed = table.name in _HASHED
-        self.columns = ", ".join(map(self.column, table.columns))
-        self.key = ["key"] if self._is_hashed else self._key_columns(table.key)
-        named = "key, " * self._is_hashed + self.columns
+        self.owner = None if table.within is None else _sql(table.within)
+        #: How many columns of the key are one number in the file.
+        self.width = 0 if table.within is None else table.within.key
+        self._number = "profile" if self.owner else _NUMBERS.get(table.name, "number")
+        self.is_hashed = table.name in _HASHED
+        beside = _BESIDE.get(table.name, ())
+        self._beside = [table.columns.index(name) for name in beside]
+        own = [self.column(name) for name in table.columns[self.width :]]
+        first = [self._number] if self.owner else ["key"] if self.is_hashed else []
+        self.key = first if self.is_hashed else [*first, *own[: table.key - self.width]]
+        written = [*first, *own, *beside]
+        values = [f"{one} = excluded.{one}" for one in own if one not in (*self.key, self._number)]
         target = f"ON CONFLICT ({', '.join(self.key)}) DO"
-        rest = [self.column(name) for name in table.columns[table.key :]]
-        values = ", ".join(f"{name} = excluded.{name}" for name in rest)
-        self.insert = f"INSERT INTO {table.name} ({named})"
+        self.insert = f"INSERT INTO {table.name} ({', '.join(written)})"
         self.or_skip = f"{target} NOTHING"
-        self.or_replace = f"{target} UPDATE SET {values} {_if_it_wins(table)}"
+        # A row that is all key is replaced by itself.
+        self.or_replace = self.or_skip
+        if values:
+            self.or_replace = f"{target} UPDATE SET {', '.join(values)} {_if_it_wins(table)}"
         same = " AND ".join(f"{name} = ?" for name in self.key)
         self.delete = f"DELETE FROM {table.name} WHERE {same}"
-
-    def _key_columns(self, width: int) -> list[str]:
-        return [self.column(name) for name in self.table.columns[:width]]
+        #: What is read of a row if the row to which it belongs is known, and if it is not.
+        read = [*(first if self.owner else ()), *own]
+        self.short = ", ".join(f"{table.name}.{name}" for name in read)
+        self.columns = ", ".join(map(self.reference, table.columns))
+        #: The columns that count towards the bytes of a page.
+        self.large = [at for at, kind in enumerate(table.types.values()) if kind is bytes]
+        self.source = table.name
+        if self.owner is not None:
+            number = self.owner.reference("number")
+            self.source += f" CROSS JOIN {self.owner.table.name} ON {number} = {table.name}.profile"
 
     def column(self, name: str) -> str:
         """Return how a column is called in the file."""
         return self._number if name == "number" else name
 
-    def stored_key(self, key: Key) -> Key:
-        """Return the values of the columns of the unique key."""
-        return (key_of(*key),) if self._is_hashed else key
+    @functools.cache  # noqa: B019 (each table has one)
+    def reference(self, name: str) -> str:
+        """Return a column with the alias of its table."""
+        at = self.table.columns.index(name) if name in self.table.columns else self.width
+        if at < self.width and at not in self._beside:
+            return f"{self.owner.table.name}.{name}" if self.owner else name
+        return f"{self.table.name}.{self.column(name)}"
 
-    def stored(self, row: Row) -> Row:
-        """Return the values of the columns that are inserted."""
-        return (key_of(*row[: self.table.key]), *row) if self._is_hashed else row
+    def keys(self, db: sqlite3.Connection, keys: Iterable[Key], numbers: _Numbers) -> list[Key]:
+        """Return the values of the columns of the key in the file, or of their beginning."""
+        if self.is_hashed:
+            return [(key_of(*key),) for key in keys]
+        if self.owner is None:
+            return [*keys]
+        keys, width = [*keys], self.width
+        self.owner.load(db, {key[:width] for key in keys}, numbers)
+        return [
+            (number, *key[width:]) for key in keys if (number := numbers[key[:width]]) is not None
+        ]
 
-    @functools.cache  # noqa: B019 (there is one for each table)
-    def look_up(self, width: int) -> str:
-        """Return the query for rows whose key begins with ``width`` values."""
-        columns = ", ".join(f"t.{self.column(name)}" for name in self.table.columns)
-        key = self.key if self._is_hashed else self._key_columns(width)
-        same = " AND ".join(f"t.{name} = k.column{at}" for at, name in enumerate(key, 1))
-        return f"SELECT {columns} FROM {{keys}} k CROSS JOIN {self.table.name} t ON {same}"
+    def rows(self, db: sqlite3.Connection, rows: Iterable[Row], numbers: _Numbers) -> list[Row]:
+        """Return the values that are written of rows."""
+        if self.is_hashed:
+            return [(key_of(*row[: self.table.key]), *row) for row in rows]
+        if self.owner is None:
+            return [*rows]
+        rows, width = [*rows], self.width
+        self.owner.load(db, {row[:width] for row in rows}, numbers)
+        return [
+            (numbers[row[:width]], *row[width:], *[row[at] for at in self._beside]) for row in rows
+        ]
+
+    def load(self, db: sqlite3.Connection, keys: Collection[Key], numbers: _Numbers) -> None:
+        """Learn the numbers of rows."""
+        if missing := [key for key in keys if key not in numbers]:
+            columns = ", ".join((*self.key, self._number))
+            numbers.update(dict.fromkeys(missing))
+            for row in look_up(db, self.look_up(columns, self.table.key), missing):
+                numbers[row[:-1]] = row[-1]
+
+    @functools.cache  # noqa: B019 (each table has one)
+    def look_up(self, columns: str, count: int) -> str:
+        """Return the query for rows whose key in the file begins with ``count`` values."""
+        table, key = self.table.name, self.key[:count]
+        same = " AND ".join(f"{table}.{one} = k.column{at}" for at, one in enumerate(key, 1))
+        return f"SELECT {columns} FROM {{keys}} k CROSS JOIN {table} ON {same}"
+
+    def read(
+        self, db: sqlite3.Connection, keys: Collection[Key], numbers: _Numbers
+    ) -> Iterable[Row]:
+        """Yield the rows whose keys begin with these; all have the same length."""
+        stored = self.keys(db, keys, numbers)
+        if not stored:
+            return ()
+        rows = look_up(db, self.look_up(self.short, len(stored[0])), stored)
+        if self.owner is None:
+            return rows
+        owners = {numbers[key[: self.width]]: key[: self.width] for key in keys}
+        return [(*owners[row[0]], *row[1:]) for row in rows]
 
 
 _sql: Final = functools.cache(_Sql)
@@ -103,43 +180,82 @@ def _if_it_wins(table: Table) -> str:
     return f"WHERE {' OR '.join(cases)}" if cases else ""
 
 
-def _get(db: sqlite3.Connection, step: Get) -> dict[Key, Row]:
-    sql, width = _sql(step.table), step.table.key
-    rows = look_up(db, sql.look_up(width), [sql.stored_key(key) for key in step.keys])
-    return {row[:width]: row for row in rows}
-
-
-def _under(db: sqlite3.Connection, step: Under) -> dict[Key, list[Row]]:
-    found: dict[Key, list[Row]] = {prefix: [] for prefix in step.prefixes}
-    width = len(next(iter(found), ()))
-    for row in sorted(look_up(db, _sql(step.table).look_up(width), found), key=_values(step.table)):
-        found[row[:width]].append(row)
+def _get(db: sqlite3.Connection, step: Get, numbers: _Numbers) -> dict[Key, Row]:
+    width = step.table.key
+    found = {row[:width]: row for row in _sql(step.table).read(db, step.keys, numbers)}
+    if step.table.name in _OWNERS:
+        numbers.update({key: found[key][-1] if key in found else None for key in step.keys})
     return found
 
 
-def _values(table: Table) -> Callable[[Row], Key]:
-    return lambda row: row[: table.key]
+def _under(db: sqlite3.Connection, step: Under, numbers: _Numbers) -> dict[Key, list[Row]]:
+    found: dict[Key, list[Row]] = {prefix: [] for prefix in step.prefixes}
+    width = len(next(iter(found), ()))
+    if step.by:
+        at = [step.table.columns.index(name) for name in step.by[:width]]
+        for row in look_up(db, _by_index(step, width), found):
+            found[tuple([row[one] for one in at])].append(row)
+    elif width == (sql := _sql(step.table)).width:
+        # By the numbers of the rows to which they belong.
+        stored = sql.keys(db, found, numbers)
+        of_number = {numbers[owner]: (owner, rows) for owner, rows in found.items()}
+        for number, *row in look_up(db, sql.look_up(sql.short, 1), stored):
+            owner, rows = of_number[number]
+            rows.append((*owner, *row))
+    else:
+        for row in _sql(step.table).read(db, found, numbers):
+            found[row[:width]].append(row)
+    return found
 
 
-def _add(db: sqlite3.Connection, step: Add) -> dict[Key, Row]:
+def _by_index(step: Under, width: int) -> str:
+    """Return the query for the rows under prefixes of an index."""
+    sql, name = _sql(step.table), step.table.name
+
+    def where(alias: str) -> str:
+        return " AND ".join(
+            (
+                *(f"{alias}.{one} = k.column{at}" for at, one in enumerate(step.by[:width], 1)),
+                *(f"{alias}.{one} IS NOT NULL" for one in step.by[width:]),
+                *(f"{alias}.{one} = {value!r}" for one, value in step.equal.items()),
+            )
+        )
+
+    select = f"SELECT {sql.columns} FROM {{keys}} k CROSS JOIN {sql.source}"
+    if not step.first:
+        return f"{select} WHERE {where(name)}"
+    # The prefix has the other columns of the key.
+    number = sql.key[0]
+    order = ", ".join(f"f.{one}" for one in (*step.by[width:], number))
+    rows = f"{name} f WHERE {where('f')} ORDER BY {order} LIMIT 1"
+    return f"{select} WHERE {number} = (SELECT f.{number} FROM {rows}) AND {where(name)}"
+
+
+def _add(db: sqlite3.Connection, step: Add, numbers: _Numbers) -> dict[Key, Row]:
     sql, rows = _sql(step.table), list(step.rows)
     if step.table.columns[0] == "number":  # No row has a key yet.
         insert(db, sql.insert, rows)
         return {}
-    stored = _get(db, Get(step.table, {row[: step.table.key] for row in rows}))
-    new = [sql.stored(row) for row in rows if row[: step.table.key] not in stored]
-    insert(db, sql.insert, new, sql.or_skip)
+    stored = _get(db, Get(step.table, {row[: step.table.key] for row in rows}), numbers)
+    new = [row for row in rows if row[: step.table.key] not in stored]
+    insert(db, sql.insert, sql.rows(db, new, numbers), sql.or_skip)
     return stored
 
 
-def _put(db: sqlite3.Connection, step: Put) -> None:
+def _put(db: sqlite3.Connection, step: Put, numbers: _Numbers) -> None:
     sql = _sql(step.table)
-    insert(db, sql.insert, [sql.stored(row) for row in step.rows], sql.or_replace)
+    insert(db, sql.insert, sql.rows(db, step.rows, numbers), sql.or_replace)
+    if step.table.name in _OWNERS:
+        for row in step.rows:
+            if row[-1] is None:
+                numbers.pop(row[: step.table.key], None)
 
 
-def _delete(db: sqlite3.Connection, step: Delete) -> int:
+def _delete(db: sqlite3.Connection, step: Delete, numbers: _Numbers) -> int:
     sql = _sql(step.table)
-    deleted = db.executemany(sql.delete, [sql.stored_key(key) for key in step.keys]).rowcount
+    deleted = db.executemany(sql.delete, sql.keys(db, step.keys, numbers)).rowcount
+    if step.table.name in _OWNERS:
+        numbers.update(dict.fromkeys(step.keys))
     return max(0, deleted)
 
 
@@ -149,17 +265,19 @@ class _Query:
     def __init__(self, step: Pages) -> None:
         self.step = step
         self.sql = _sql(step.table)
-        self.order = [self.sql.column(name) for name in step.order]
-        #: The columns of the order that differ, and the values at which they begin.
-        self.free = self.order[step.given :]
+        order = step.order
+        self.order = [self.sql.reference(name) for name in order]
+        self.given = step.given
+        #: The columns of the order that differ.
+        self.free = self.order[self.given :]
         self.conditions: list[str] = []
         self.values: list[Any] = []
-        for name in step.order[: step.given]:
-            self._where(f"{self.sql.column(name)} = ?", [step.equal[name]])
+        for name in order[: self.given]:
+            self._where(f"{self.sql.reference(name)} = ?", [step.equal[name]])
         for sign, bound in ((">=", step.low), ("<", step.high)):
             if bound is not None:
                 self._where(f"{self.free[0]} {sign} ?", [bound])
-        if step.after is not None and self.free:
+        if step.after is not None:
             self._behind(">", step.after)
 
     def _where(self, condition: str, values: Sequence[Any]) -> None:
@@ -169,73 +287,94 @@ class _Query:
     def _behind(self, sign: str, place: Place) -> None:
         if self.step.reverse:
             sign = sign.translate({ord("<"): ">", ord(">"): "<"})
+        if not self.free:  # There is one row at most, and the place is behind it.
+            self._where("TRUE" if "=" in sign else "FALSE", [])
+            return
         columns, marks = ", ".join(self.free), ", ".join("?" * len(self.free))
-        self._where(f"({columns}) {sign} ({marks})", place[self.step.given :])
+        self._where(f"({columns}) {sign} ({marks})", place[self.given :])
 
     @property
     def is_filtered(self) -> bool:
         """Whether there are conditions that the order does not serve."""
-        return bool(self.step.one_of) or len(self.step.equal) > self.step.given
+        step = self.step
+        return bool(step.one_of or step.least) or len(step.equal) > self.given
 
     def filter(self) -> None:
         """Add these conditions. With a + SQLite keeps to the order, and uses no other index."""
         for name in self.step.equal.keys() - {*self.step.order[: self.step.given]}:
-            self._where(f"+{self.sql.column(name)} = ?", [self.step.equal[name]])
+            self._where(f"+{self.sql.reference(name)} IS ?", [self.step.equal[name]])
         for name, values in self.step.one_of.items():
-            marks = ", ".join("?" * len(values))
-            self._where(f"+{self.sql.column(name)} IN ({marks})", [*values])
+            column, marks = f"+{self.sql.reference(name)}", ", ".join("?" * len(values))
+            or_null = f" OR {column} IS NULL" * (None in values)
+            self._where(f"({column} IN ({marks}){or_null})", [*values])
+        for name, value in self.step.least.items():
+            self._where(f"+{self.sql.reference(name)} >= ?", [value])
 
     def end(self, place: Place) -> None:
         """Look at no row behind a place."""
         self._behind("<=", place)
 
-    def rows(self, db: sqlite3.Connection, columns: str, tail: str) -> sqlite3.Cursor:
-        """Return the rows in order."""
-        way = " DESC" if self.step.reverse else ""
+    def rows(
+        self, db: sqlite3.Connection, columns: str, tail: str, *, back: bool = False
+    ) -> sqlite3.Cursor:
+        """Return the rows in order, or from the last one back."""
+        way = " DESC" if self.step.reverse is not back else ""
         order = ", ".join(f"{name}{way}" for name in self.free or self.order)
         where = " AND ".join(self.conditions) or "TRUE"
         return db.execute(
-            f"SELECT {columns} FROM {self.step.table.name} WHERE {where} ORDER BY {order} {tail}",
+            f"SELECT {columns} FROM {self.sql.source} WHERE {where} ORDER BY {order} {tail}",
             self.values,
         )
 
 
-def _last_place(db: sqlite3.Connection, step: Pages, query: _Query) -> Place | None:
-    """Return the place of the last row that a page looks at; ``None``: it looks at all."""
+def _end(db: sqlite3.Connection, step: Pages, query: _Query) -> tuple[Place | None, bool]:
+    """Return the place of the last row that a page looks at, if there is one, and whether there may
+    be rows behind it."""
     places = ", ".join(query.order)
     if step.order != ("number",):
-        found: Place | None = query.rows(db, places, f"LIMIT 1 OFFSET {step.most - 1}").fetchone()
-        return found
+        if end := query.rows(db, places, f"LIMIT 1 OFFSET {step.most - 1}").fetchone():
+            return end, True
+        return query.rows(db, places, "LIMIT 1", back=True).fetchone(), False
     # The rows are large, so they are not counted.
     first = query.rows(db, places, "LIMIT 1").fetchone()
     if first is None:
-        return None
-    far = first[0] + (1 - step.most if step.reverse else step.most - 1)
-    function = "min" if step.reverse else "max"
-    (newest,) = db.execute(f"SELECT {function}({places}) FROM {step.table.name}").fetchone()
-    return (far,) if (far > newest if step.reverse else far < newest) else None
+        return None, False
+    function, sign = ("min", -1) if step.reverse else ("max", 1)
+    newest = db.execute(f"SELECT {function}({places}) FROM {query.sql.source}").fetchone()[0]
+    far = first[0] + sign * (step.most - 1)
+    return (min(far, newest, key=lambda number: sign * number),), sign * far < sign * newest
 
 
-def _page(db: sqlite3.Connection, step: Pages) -> Page:
+def _page(db: sqlite3.Connection, step: Pages, _: _Numbers) -> Page:
     query = _Query(step)
-    last = None
+    end, more = None, False
     if query.is_filtered:
-        if (last := _last_place(db, step, query)) is not None:
-            query.end(last)
+        end, more = _end(db, step, query)
+        if end is not None:
+            query.end(end)
         query.filter()
-    rows: list[Row] = []
+    sql, limit = query.sql, f"LIMIT {step.limit + 1}"
+    if not sql.large and {*step.order} <= {*step.table.columns}:
+        # Nothing has to be counted, and the last row has the place.
+        rows = query.rows(db, sql.columns, limit).fetchall()
+        if len(rows) > step.limit:
+            del rows[step.limit :]
+            end, more = None, True
+        if end is None and rows:
+            end = tuple([rows[-1][step.table.columns.index(name)] for name in step.order])
+        return Page(rows, end or step.after, more)
+    rows = []
     place, size, width = step.after, 0, len(query.order)
-    columns = f"{', '.join(query.order)}, {query.sql.columns}"
-    for found in query.rows(db, columns, f"LIMIT {step.limit + 1}"):
+    for found in query.rows(db, f"{', '.join(query.order)}, {sql.columns}", limit):
         if len(rows) == step.limit or size > MAX_PAGE_BYTES:
             return Page(rows, place, more=True)
         place, row = found[:width], found[width:]
         rows.append(row)
-        size += sum([len(value) for value in row if isinstance(value, bytes)])
-    return Page(rows, place if last is None else last, more=last is not None)
+        size += sum([len(row[at] or b"") for at in sql.large])
+    return Page(rows, place if end is None else end, more)
 
 
-_EXECUTE: Final[dict[type, Callable[[sqlite3.Connection, Any], Any]]] = {
+_EXECUTE: Final[dict[type, Callable[[sqlite3.Connection, Any, _Numbers], Any]]] = {
     Get: _get,
     Under: _under,
     Add: _add,

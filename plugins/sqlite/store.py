@@ -21,40 +21,31 @@ from engage.api import (
     Event,
     EventFilter,
     EventStore,
-    GroupProfile,
     Helper,
-    Kind,
     OnBytes,
     Outcome,
     Page,
-    ProfileStore,
     StorageContext,
     StorageUnavailable,
-    StoredLink,
     StoreProblem,
-    Subject,
-    SubscriptionChange,
-    SubscriptionRecord,
-    SubscriptionState,
-    SubscriptionStore,
-    UserProfile,
     VerifiableStore,
-    VisitorProfile,
 )
 from engage.store.facade import (
+    PlannedChoices,
     PlannedCounts,
     PlannedLetters,
+    PlannedProfiles,
     PlannedRecords,
     PlannedSuppressions,
 )
+from engage.store.keys import key_of
 from engage.store.tables import Plan
 
 from . import backup, verification
-from .connection import Settings, is_text, key_of
+from .connection import Settings, is_text
 from .reader import Reader
 from .steps import execute
-from .tables import events, people, subscriptions
-from .tables.changes import KINDS
+from .tables import events
 from .tables.events import row_of
 from .worker_thread import WorkerThread
 from .writer import operations
@@ -70,15 +61,15 @@ MIN_FREE_BYTES: Final = 512 * 1024 * 1024
 
 class SqliteStorage(
     EventStore,
-    ProfileStore,
-    SubscriptionStore,
+    PlannedProfiles,
+    PlannedChoices,
     PlannedSuppressions,
     PlannedLetters,
     PlannedRecords,
     PlannedCounts,
     BackupStore,
-    ErasureStore,
     VerifiableStore,
+    ErasureStore,
 ):
     """The storage that keeps everything in one SQLite file."""
 
@@ -90,9 +81,6 @@ class SqliteStorage(
         self._writer = Writer(settings, had_store=had_store, supervised=supervised)
         self._reader = Reader(settings)
         self._reader_thread: WorkerThread | None = None
-        self._people = people.People(settings.context.profile_limits, settings.context.identifiers)
-        #: Where the next call of ``expire_visitors`` continues.
-        self._expired: int | None = None
         self.dropped_changes = 0
 
     @classmethod
@@ -171,7 +159,7 @@ class SqliteStorage(
         self, plan: Plan[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
     ) -> Result:
         assert not kwargs
-        return await self._writer.call(operations.OPERATIONS[plan.name], *args)
+        return await self._writer.call(operations.of(plan), *args)
 
     async def read(
         self, plan: Plan[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
@@ -225,124 +213,10 @@ class SqliteStorage(
     ) -> Page[Event]:
         return await self._page(events.recent, wanted, after=before, limit=limit)
 
-    # -------------------------------------------------------------------------- profiles
-    async def profile(self, workspace_id: str, user_id: str) -> UserProfile | None:
-        return await self._read(self._people.find, workspace_id, user_id)
-
-    async def certain(self, workspace_id: str, user_id: str) -> Mapping[str, str | None]:
-        return await self._read(self._people.certain, workspace_id, user_id)
-
-    async def find_users(
-        self, workspace_id: str, trait: str, values: Sequence[str]
-    ) -> Mapping[str, Sequence[str]]:
-        return await self._read(self._people.find_users, workspace_id, trait, values)
-
-    async def identifier_history(
-        self, workspace_id: str, trait: str, ids: Sequence[str]
-    ) -> Mapping[str, Collection[str]]:
-        return await self._read(people.identifier_history, workspace_id, trait, ids)
-
-    async def find_visitors(
-        self, workspace_id: str, trait: str, values: Sequence[str]
-    ) -> Mapping[str, Sequence[str]]:
-        return await self._read(people.find_visitors, workspace_id, trait, values)
-
-    async def holders(
-        self, workspace_id: str, trait: str, value: str, *, after: str | None, limit: int
-    ) -> Page[Subject]:
-        place = None if after is None else _place(after, int, int, int)
-        subjects, last = await self._read(people.holders, workspace_id, trait, value, place, limit)
-        return Page(subjects, _cursor(last))
-
-    async def visitor(self, workspace_id: str, anonymous_id: str) -> VisitorProfile | None:
-        return await self._read(people.find_visitor, workspace_id, anonymous_id)
-
-    async def scan_visitors(
-        self, workspace_id: str | None, *, after: str | None, limit: int
-    ) -> Page[VisitorProfile]:
-        return await self._page(people.scan_visitors, workspace_id, after=after, limit=limit)
-
-    async def expire_visitors(self, before: int, *, limit: int) -> int:
-        # The reader looks for them, because most visitors may belong to users.
-        old: list[int] = []
-        while len(old) < limit:
-            found, self._expired = await self._read(
-                people.old_visitors, before, self._expired, limit - len(old)
-            )
-            old += found
-            if self._expired is None:
-                break
-        return await self._writer.call(operations.DELETE_VISITORS, old, before) if old else 0
-
-    async def users_beginning(
-        self, workspace_id: str, text: str, *, trait: str | None = None, limit: int
-    ) -> Sequence[str]:
-        if not is_text(text):
-            return ()
-        return await self._read(people.users_beginning, workspace_id, trait, text, limit)
-
-    async def scan_users(
-        self, workspace_id: str | None, *, after: str | None, limit: int
-    ) -> Page[UserProfile]:
-        return await self._page(self._people.scan_users, workspace_id, after=after, limit=limit)
-
-    async def scan_groups(
-        self, workspace_id: str | None, *, after: str | None, limit: int
-    ) -> Page[GroupProfile]:
-        return await self._page(people.scan_groups, workspace_id, after=after, limit=limit)
-
-    # --------------------------------------------------------------------- subscriptions
-    async def apply(self, change: SubscriptionChange) -> Mapping[str, bool]:
-        return (await self.apply_all([change]))[0]
-
-    async def apply_all(
-        self, changes: Sequence[SubscriptionChange]
-    ) -> Sequence[Mapping[str, bool]]:
-        return await self._writer.call(operations.APPLY_ALL, list(changes))
-
-    async def state(self, workspace_id: str, subject: Subject) -> Mapping[str, bool]:
-        return await self._read(subscriptions.state, workspace_id, subject)
-
-    async def scan_subscriptions(
-        self, workspace_id: str | None, *, after: str | None, limit: int
-    ) -> Page[SubscriptionState]:
-        return await self._page(subscriptions.scan, workspace_id, after=after, limit=limit)
-
-    async def history(
-        self,
-        workspace_id: str | None,
-        subject: Subject | None,
-        *,
-        since: int = 0,
-        after: str | None,
-        limit: int,
-    ) -> Page[SubscriptionRecord]:
-        return await self._page(
-            subscriptions.history, workspace_id, subject, since, after=after, limit=limit
-        )
-
     # --------------------------------------------------------------------------- erasing
     async def erase_events(self, events: Sequence[Event], marks: Sequence[bytes]) -> int:
         keys = [key_of(*event.identity) for event in events]
         return await self._writer.call(operations.MARK_ERASED, dict(zip(keys, marks, strict=True)))
-
-    async def erase_profile(self, workspace_id: str, kind: Kind, name: str) -> bool:
-        if not is_text(name):
-            return False
-        return await self._writer.call(operations.ERASE_PROFILE, workspace_id, KINDS[kind], name)
-
-    async def links_to(self, workspace_id: str, anonymous_id: str) -> Sequence[tuple[str, int]]:
-        return await self._read(people.links_to, workspace_id, anonymous_id)
-
-    async def linked_to(self, workspace_id: str, user_id: str) -> Sequence[str]:
-        return await self._read(people.linked_to, workspace_id, user_id)
-
-    async def erase_choices(
-        self, workspace_id: str, subject: Subject, pseudonym: str
-    ) -> tuple[int, int]:
-        if not is_text(subject.id):
-            return 0, 0
-        return await self._writer.call(operations.ERASE_CHOICES, workspace_id, subject, pseudonym)
 
     async def reapply(self, events: Sequence[Event]) -> None:
         await self._writer.call(operations.REAPPLY, [*map(row_of, events)])
@@ -377,11 +251,6 @@ class SqliteStorage(
     # ---------------------------------------------------------------------- verification
     def problems(self) -> AsyncIterator[StoreProblem | int]:
         return verification.problems(self._read, self._writer)
-
-    async def scan_links(self, *, after: str | None, limit: int) -> Page[StoredLink]:
-        place = None if after is None else _place(after, int, str)
-        links, last = await self._read(verification.scan_links, place, limit)
-        return Page(links, _cursor(last))
 
 
 def _cursor(place: Sequence[str | int] | None) -> str | None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from engage.api import StorageMissing, StorageUnavailable
+from engage.store.keys import key_of
 
 from . import checkpoint, schema
 from .connection import (
@@ -21,13 +22,12 @@ from .connection import (
     file_identity,
     is_disk_error,
     is_lock_error,
-    key_of,
     lack_of_space,
     primary_code,
     translating_errors,
 )
 from .keys.keys import Keys
-from .tables.profiles import Profiles
+from .known import Known
 
 #: Seconds between two attempts to get a lock that another process holds.
 LOCK_PAUSE: Final = 0.0005
@@ -47,7 +47,7 @@ class Transactions(FileConnection):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings, readonly=False)
         self.keys = Keys(settings.path)
-        self._profiles = Profiles(settings.context.profile_limits, settings.context.identifiers)
+        self._known = Known(settings.context.identifiers)
         self._checkpoints = checkpoint.Checkpoints(settings)
         #: Set by an I/O error: earlier commits may be in memory only. A checkpoint reads and syncs
         #: all of them.
@@ -132,7 +132,7 @@ class Transactions(FileConnection):
                 db.create_function("change_key", -1, key_of, deterministic=True)
                 schema.migrate(db, self.settings.path)
             schema.require_current(db, self.settings.path)
-            self._profiles.prepare(db, serving=self._serving)
+            self._known.prepare(db, serving=self._serving)
         finally:
             self.is_preparing = False
         # From here on only _begin waits for a lock.

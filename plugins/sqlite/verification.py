@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import orjson
 
-from engage.api import ERASED, StorageUnavailable, StoredLink, StoreProblem, identifier_value
+from engage.api import ERASED, StorageUnavailable, StoreProblem, identifier_value
+from engage.store.keys import key_of
+from engage.store.profiles import GROUP, VISITOR
 
-from .connection import key_of
-from .schema import GROUP, VISITOR
 from .tables.events import ERASED_TYPE
 from .writer import operations
 from .writer.writer import Writer
@@ -202,27 +202,3 @@ def _history(db: sqlite3.Connection, after: int) -> _Step:
 
 def _is_remembered(db: sqlite3.Connection, key: bytes) -> bool:
     return db.execute("SELECT 1 FROM changes WHERE key = ?", (key,)).fetchone() is not None
-
-
-# ------------------------------------------------------------------------------------------- links
-def scan_links(
-    db: sqlite3.Connection, after: tuple[int, str] | None, limit: int
-) -> tuple[list[StoredLink], tuple[int, str] | None]:
-    """Return a page of links, and its cursor."""
-    rows = db.execute(
-        "SELECT l.profile, l.anonymous_id, p.workspace, p.name, l.received_at, l.message_id, "
-        "l.origin, l.undone FROM links l CROSS JOIN profiles p ON p.id = l.profile "
-        "WHERE (l.profile, l.anonymous_id) > (?, ?) ORDER BY l.profile, l.anonymous_id LIMIT ?",
-        (*(after or (0, "")), limit),
-    ).fetchall()
-    links = [
-        StoredLink(
-            workspace_id=workspace,
-            user_id=user,
-            anonymous_id=anonymous_id,
-            first=None if first[0] is None else tuple(first),
-            counts=not undone,
-        )
-        for _, anonymous_id, workspace, user, *first, undone in rows
-    ]
-    return links, rows[-1][:2] if len(rows) == limit else None

@@ -393,7 +393,7 @@ def test_an_export_is_imported_as_the_same_state(config: Path, tmp_path: Path, f
     # An export that continues another has no second line of names.
     first = run(*arguments, "--limit", "2").stdout.splitlines()
     assert len(first) == (3 if form == "csv" else 2)
-    rest = run(*arguments, "--after", "2").stdout
+    rest = run(*arguments, "--after", "[2]").stdout
     assert "workspaceId,userId" not in rest
 
 

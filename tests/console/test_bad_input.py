@@ -31,7 +31,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield one
 
 
-@each("cursor", ["", " ", "\0", "zz", "[1]", "[18446744073709551615,1]", "a\0b", "1.z", "é"])
+@each("cursor", ["", " ", "\0", "zz", "[1.5]", "[18446744073709551615,1]", "a\0b", "1.z", "é"])
 @each(
     "path",
     ["events?before=", "events.ndjson?before=", "rejected?before=", "users?after=", "audit?after="],

@@ -592,7 +592,7 @@ async def test_a_storage_that_does_not_answer_is_unavailable() -> None:
             await asyncio.Event().wait()
 
     class SlowToApply(MemoryStore):
-        async def apply(self, change: Any) -> Any:
+        async def apply_all(self, changes: Any) -> Any:
             await asyncio.Event().wait()
 
     with pytest.raises(StorageUnavailable):

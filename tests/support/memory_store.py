@@ -22,7 +22,10 @@ from engage.api import (
     SubscriptionChange,
     Suppression,
 )
-from engage.store import letters, records, suppressions
+from engage.store import choices, letters, records, suppressions
+from engage.store.keys import KEY_BYTES, key_of
+from engage.store.profiles import PROFILES
+from engage.store.tables import Get, Put, Step, Steps, Table
 from engage.testing import memory_store
 from engage.testing.memory_base import Memory
 
@@ -31,6 +34,30 @@ def records_of(store: Memory) -> Mapping[tuple[str, str, str], Record]:
     """Return the records of a store: (kind, workspace, id) → record."""
     rows = store.stored.tables.rows(records.RECORDS)
     return {(row[0], row[1], row[2]): records.record_of(row) for row in rows}
+
+
+def run_steps(store: Memory, *steps: Step) -> Any:
+    """Execute steps on a store, and return the result of the last one."""
+
+    def all_of_them() -> Steps[Any]:
+        answer = None
+        for step in steps:
+            answer = yield step
+        return answer
+
+    return store.stored.tables.execute(all_of_them(), store.context)
+
+
+def edit(store: Memory, table: Table, *key: Any, **values: Any) -> None:
+    """Give a row of a store other values."""
+    [row] = run_steps(store, Get(table, [key])).values()
+    named = dict(zip(table.columns, row, strict=True)) | values
+    run_steps(store, Put(table, [tuple(named.values())]))
+
+
+def profiles_of(store: Memory) -> set[tuple[str, int, str]]:
+    """Return the users, visitors and groups of a store."""
+    return {(row[0], row[1], row[2]) for row in store.stored.tables.rows(PROFILES)}
 
 
 def letters_of(store: Memory) -> Mapping[tuple[str, str], DeadLetter]:
@@ -133,10 +160,12 @@ class MemorySubscriptions(memory_store.MemorySubscriptions):
         #: Those that were applied.
         self.changes: list[SubscriptionChange] = []
 
-    async def apply(self, change: SubscriptionChange) -> Mapping[str, bool]:
-        if (change.workspace_id, change.id) not in self.stored.applied:
-            self.changes.append(change)
-        return await super().apply(change)
+    async def apply_all(
+        self, changes: Sequence[SubscriptionChange]
+    ) -> Sequence[Mapping[str, bool]]:
+        known = {key[-KEY_BYTES:] for (key,) in self.stored.tables.rows(choices.CHANGES)}
+        self.changes += [one for one in changes if key_of(one.workspace_id, one.id) not in known]
+        return await super().apply_all(changes)
 
 
 class MemoryDeadLetters(memory_store.MemoryDeadLetters):

@@ -25,9 +25,24 @@ from engage.api import (
     SubscriptionChange,
 )
 from engage.store import letters
+from engage.store.choices import HISTORY
+from engage.store.people import erase
+from engage.store.profiles import (
+    CHOICES,
+    GROUP,
+    LINKS,
+    MEMBERSHIPS,
+    PROFILES,
+    REMOVED,
+    TRAITS,
+    USER,
+    VISITOR,
+)
+from engage.store.tables import Delete, Put, Table
 from engage.testing.factories import IDENTIFIERS, TIME, user, visitor
 from engage.upkeep.verify import Report
 from support import memory_store
+from support.memory_store import edit, run_steps
 from support.verifying import fill, full, healthy, random_events, small, verified
 
 DAY = DAY_MS
@@ -83,26 +98,35 @@ async def test_a_storage_that_does_not_show_its_links_is_verified(seed: int) -> 
 
 
 # ------------------------------------------------------------------------------------------- damage
-def of(store: Any, kind: Kind, name: str) -> Any:
-    return store.stored.profiles["acme", kind, name]
+ANN = ("acme", USER, "ann")
+VISITOR_1 = ("acme", VISITOR, "a-1")
+#: A version of no event.
+OTHER = (5, "m", "api")
 
 
-def register(registers: dict[str, Any], name: str, value: Any) -> None:
-    registers[name] = (registers[name][0], value)
+def lose(store: Any, person: tuple[str, int, str]) -> None:
+    store.stored.tables.execute(erase(*person), store.context)
 
 
 def flip(store: Any) -> None:
-    for key, choice in store.stored.choices.items():
-        store.stored.choices[key] = dataclasses.replace(choice, subscribed=not choice.subscribed)
+    rows = store.stored.tables.rows(CHOICES)
+    run_steps(store, Put(CHOICES, [(*row[:4], 1 - row[4], *row[5:]) for row in rows]))
 
 
-def lose(store: Any) -> None:
+def clear(table: Table) -> Callable[[Any], None]:
+    """Return a function that deletes all rows of a table."""
+    return lambda store: run_steps(
+        store, Delete(table, [row[: table.key] for row in store.stored.tables.rows(table)])
+    )
+
+
+def lose_letter(store: Any) -> None:
     store.stored.tables.execute(letters.remove("acme", ["l3"]), store.context)
 
 
 def cut(store: Any) -> None:
     letter = memory_store.letters_of(store)["acme", "l3"]
-    lose(store)
+    lose_letter(store)
     changed = dataclasses.replace(letter, truncated=True)
     store.stored.tables.execute(letters.keep([changed]), store.context)
 
@@ -133,68 +157,78 @@ DAMAGE: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "a key leads to another event": ("keys", lead),
     "a trait is changed": (
         "users",
-        lambda store: register(of(store, Kind.USER, "ann").traits, "plan", "free"),
+        lambda store: edit(store, TRAITS, *ANN, "plan", value=b'"free"'),
     ),
     "true instead of 1": (
         "visitors",
-        lambda store: register(of(store, Kind.VISITOR, "a-1").traits, "n", True),
+        lambda store: edit(store, TRAITS, *VISITOR_1, "n", value=b"true"),
     ),
-    "a trait is lost": ("users", lambda store: of(store, Kind.USER, "ann").traits.pop("plan")),
+    "a trait is lost": (
+        "users",
+        lambda store: run_steps(store, Delete(TRAITS, [(*ANN, "plan")])),
+    ),
     "what was certain is lost": (
         "users",
-        lambda store: of(store, Kind.USER, "ann").traits.pop("engage:trusted:email"),
+        lambda store: run_steps(store, Delete(TRAITS, [(*ANN, "engage:trusted:email")])),
     ),
     "a trait of no event": (
         "users",
-        lambda store: of(store, Kind.USER, "ann").traits.update(x=((5, "m", "api"), 1)),
+        lambda store: run_steps(store, Put(TRAITS, [(*ANN, "x", 5, b"1", "m", "api", 4)])),
     ),
-    "a membership is lost": ("users", lambda store: of(store, Kind.USER, "ann").groups.clear()),
+    "a membership is lost": (
+        "users",
+        lambda store: run_steps(store, Delete(MEMBERSHIPS, [(*ANN, "crew")])),
+    ),
     "a membership has ended": (
         "users",
-        lambda store: register(of(store, Kind.USER, "ann").groups, "crew", False),
+        lambda store: edit(store, MEMBERSHIPS, *ANN, "crew", assigned=0),
     ),
     "a user is lost": (
         "users",
-        lambda store: store.stored.profiles.pop(("acme", Kind.USER, "ann")),
+        lambda store: lose(store, ANN),
     ),
     "a user of no event": (
         "users",
-        lambda store: setattr(store.stored.profile("acme", Kind.USER, "eve"), "times", (1, 1)),
+        lambda store: run_steps(
+            store,
+            Put(PROFILES, [("acme", USER, "eve", 1, 1, 0, 0, 0, 0, None, None, None, None)]),
+        ),
     ),
     "a user was created later": (
         "users",
-        lambda store: setattr(of(store, Kind.USER, "ann"), "times", (TIME + 1, TIME + 900_000)),
+        lambda store: edit(store, PROFILES, *ANN, created_at=TIME + 1, updated_at=TIME + 900_000),
     ),
     "a visitor is lost": (
         "visitors",
-        lambda store: store.stored.profiles.pop(("acme", Kind.VISITOR, "a-1")),
+        lambda store: lose(store, VISITOR_1),
     ),
     "a group's trait is changed": (
         "groups",
-        lambda store: register(of(store, Kind.GROUP, "crew").traits, "size", 9),
+        lambda store: edit(store, TRAITS, "acme", GROUP, "crew", "size", value=b"9"),
     ),
-    "a link is lost": ("links", lambda store: of(store, Kind.USER, "ann").links.clear()),
+    "a link is lost": (
+        "links",
+        lambda store: run_steps(store, Delete(LINKS, [(*ANN, "a-1")])),
+    ),
     "a link has another version": (
         "links",
-        lambda store: of(store, Kind.USER, "ann").links.update({"a-1": (5, "m", "api")}),
+        lambda store: edit(store, LINKS, *ANN, "a-1", received_at=5),
     ),
     "a link of no event": (
         "links",
-        lambda store: of(store, Kind.USER, "ann").links.update({"a-9": (5, "m", "api")}),
+        lambda store: run_steps(store, Put(LINKS, [(*ANN, "a-9", *OTHER, 0, "", "", 0)])),
     ),
     "a link does not count": (
         "links",
-        lambda store: of(store, Kind.USER, "ann").decisions.update(
-            {"a-1": ((5, "m", "operator"), False)}
-        ),
+        lambda store: edit(store, LINKS, *ANN, "a-1", decided_at=5, undone=1),
     ),
     "a size of no trait": (
         "sizes",
-        lambda store: of(store, Kind.USER, "ann").sizes.update({"gone": 1}),
+        lambda store: run_steps(store, Put(TRAITS, [(*ANN, "gone", 5, REMOVED, "m", "api", 1)])),
     ),
     "the letter of a conflict is lost": (
         "conflicts",
-        lose,
+        lose_letter,
     ),
     "the letter of a conflict is cut": ("conflicts", cut),
     "the event of a conflict is lost": (
@@ -204,8 +238,8 @@ DAMAGE: dict[str, tuple[str, Callable[[Any], Any]]] = {
         ],
     ),
     "a choice is reversed": ("choices", flip),
-    "a choice is lost": ("choices", lambda store: store.stored.choices.clear()),
-    "a record is lost": ("choices", lambda store: store.stored.history.clear()),
+    "a choice is lost": ("choices", clear(CHOICES)),
+    "a record is lost": ("choices", clear(HISTORY)),
 }
 
 
@@ -223,7 +257,8 @@ async def test_damage_is_found(name: str) -> None:
 async def test_ten_differences_are_kept_and_all_are_counted() -> None:
     store = made()
     await store.write([full(f"i{n}", type="identify", user_id=f"u{n}") for n in range(30)])
-    store.stored.profiles.clear()
+    for n in range(30):
+        lose(store, ("acme", USER, f"u{n}"))
     report = await verified(store)
     assert (report.different["users"], len(report.differences)) == (30, 10)
 
@@ -305,7 +340,8 @@ async def test_what_no_expired_event_can_have_made_is_different() -> None:
     report = await verified(store, context=context)
     healthy(report)
     assert report.unprovable == {("users", "made by events that expired"): 1}
-    of(store, Kind.USER, "u").traits["b"] = ((TIME + 6000, "m", "api"), 2)
+    row = ("acme", USER, "u", "b", TIME + 6000, b"2", "m", "api", 4)
+    run_steps(store, Put(TRAITS, [row]))
     report = await verified(store, context=context)
     assert report.different == {"users": 1}
 
@@ -352,7 +388,7 @@ class Unfinished(testing.MemoryStore):
 async def test_what_a_crash_cut_off_is_unprovable() -> None:
     store = Unfinished()
     await small(store)
-    del store.stored.profiles["acme", Kind.USER, "ann"]
+    lose(store, ANN)
     report = await verified(store)
     assert report.different == {"rows": 1}
     assert {what for what, why in reasons(report) if "crash" in why} >= {"rows", "users"}
@@ -477,7 +513,7 @@ async def test_damage_is_found_in_a_store_in_use(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("engage.upkeep.verify.run._STEP", 40)
     store = Busy(None, StorageContext(base_dir=Path(), identifiers=IDENTIFIERS))
     await small(store)
-    of(store, Kind.USER, "ann").traits.pop("plan")
-    register(of(store, Kind.GROUP, "crew").traits, "size", 9)
+    run_steps(store, Delete(TRAITS, [(*ANN, "plan")]))
+    edit(store, TRAITS, "acme", GROUP, "crew", "size", value=b"9")
     report = await verified(store)
-    assert report.different == {"users": 1, "groups": 1, "sizes": 1}
+    assert report.different == {"users": 1, "groups": 1}

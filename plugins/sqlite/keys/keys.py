@@ -26,8 +26,9 @@ from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
 from engage.api import StorageUnavailable
+from engage.store.keys import KEY_BYTES
 
-from ..connection import KEY_BYTES, look_up
+from ..connection import look_up
 from . import parts, saved
 from .merge import Frozen, Merger
 from .parts import Parts

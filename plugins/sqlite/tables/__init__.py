@@ -3,11 +3,7 @@
 
 ====================  =================================================================
 ``events.py``         events
-``profiles.py``       users, visitors and groups: applying the changes of a write
-``people.py``         users with their visitors, merged when they are read
-``identifiers.py``    the values by which users and visitors are looked up
-``changes.py``        the profile changes of one write, folded
-``subscriptions.py``  subscription choices and their history
+``identifiers.py``    the traits by which users and visitors are looked up
 ``paging.py``         pages of a table
 ====================  =================================================================
 """

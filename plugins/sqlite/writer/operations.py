@@ -18,8 +18,6 @@ from engage.api import (
     Event,
     Outcome,
     Status,
-    Subject,
-    SubscriptionChange,
 )
 from engage.store.facade import PLANS
 from engage.store.tables import Plan
@@ -61,9 +59,17 @@ def _operation(
     return operation
 
 
-for _plan in PLANS.values():
-    _types, _result = _plan.types
-    _operation(_plan.name, _types, _result, repeatable=_plan.repeatable, plan=_plan)
+def of(plan: Plan[..., Result]) -> Operation[Result]:
+    """Return the operation that runs a plan."""
+    if plan.name not in OPERATIONS:
+        arguments, result = plan.types
+        _operation(plan.name, arguments, result, repeatable=plan.repeatable, plan=plan)
+    return OPERATIONS[plan.name]
+
+
+def find(name: str) -> Operation[Any] | None:
+    """Return the operation of a name. A module that is imported later may register a plan."""
+    return of(PLANS[name]) if name in PLANS else OPERATIONS.get(name)
 
 
 #: One event; see :data:`~..tables.events.Row`.
@@ -82,20 +88,9 @@ MISSED: Final[Operation[Sequence[int]]] = _operation(
     "missed", tuple[list[tuple[int, bytes]]], list[int]
 )
 EXPIRE: Final[Operation[int]] = _operation("expire", tuple[int, int, bool], int)
-DELETE_VISITORS: Final[Operation[int]] = _operation("delete_visitors", tuple[list[int], int], int)
 MARK_ERASED: Final[Operation[int]] = _operation("mark_erased", tuple[dict[bytes, bytes]], int)
-#: The two that follow are not repeatable: the second call would return that there was nothing.
-ERASE_PROFILE: Final[Operation[bool]] = _operation(
-    "erase_profile", tuple[str, int, str], bool, repeatable=False
-)
-ERASE_CHOICES: Final[Operation[tuple[int, int]]] = _operation(
-    "erase_choices", tuple[str, Subject, str], tuple[int, int], repeatable=False
-)
 REAPPLY: Final[Operation[None]] = _operation("reapply", tuple[list[_Row]], None)
 EMPTY_LOG: Final[Operation[bool]] = _operation("empty_log", tuple[()], bool)
-APPLY_ALL: Final[Operation[list[dict[str, bool]]]] = _operation(
-    "apply_all", tuple[list[SubscriptionChange]], list[dict[str, bool]]
-)
 
 
 def encode_outcomes(outcomes: Sequence[Outcome]) -> list[Any] | None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from ..connection import SQLITE
-from .operations import OPERATIONS, WRITE, Operation
+from .operations import OPERATIONS, WRITE, Operation, find
 from .protocol import (
     PROTOCOL,
     Frames,
@@ -117,7 +117,7 @@ class Session:
 
     def _add(self, body: bytes) -> None:
         request = request_decoder.decode(body)
-        operation = OPERATIONS.get(request[1])
+        operation = OPERATIONS.get(request[1]) or find(request[1])
         if operation is None:
             message = f"the writer does not know the operation {request[1]}"
             self.send(encode(request[0], Kind.FAILED, message))

@@ -15,12 +15,13 @@ from typing import Any
 import httpx
 import pytest
 
-from engage.api import Kind, StorageUnavailable
+from engage.api import StorageUnavailable
 from engage.console.data.reader import AT_ONCE
+from engage.store.profiles import USER
 from engage.testing import MemoryStore
 from engage.testing.factories import event
 from support.console import CONSOLE, console_here, sign_in_here
-from support.memory_store import MemoryEvents, records_of
+from support.memory_store import MemoryEvents, profiles_of, records_of
 from support.people import KEY, fill, traces
 
 ERASURES = f'[erasures]\nkey = "{KEY}"\n'
@@ -61,7 +62,7 @@ async def test_a_user_is_erased_when_its_id_is_typed_again(tmp_path: Path) -> No
             answer = await client.post(PAGE, data={"confirm": wrong})
             assert answer.status_code == 400
             assert "Type the user id to confirm" in answer.text
-        assert ("acme", Kind.USER, "ann") in store.stored.profiles
+        assert ("acme", USER, "ann") in profiles_of(store)
         answer = await client.post(PAGE, data={"confirm": "ann", "address": "ann@x.org\nann"})
         assert answer.status_code == 400
         assert "neither an e-mail address nor a phone number" in answer.text
@@ -138,7 +139,7 @@ async def test_nothing_is_erased_without_a_key_or_a_storage_that_can(tmp_path: P
         answer = await client.post(PAGE, data={"confirm": "ann"})
         assert answer.status_code == 400
         assert "the config has no key for erasures" in answer.text
-    assert ("acme", Kind.USER, "ann") in store.stored.profiles
+    assert ("acme", USER, "ann") in profiles_of(store)
     async with console(tmp_path, MemoryEvents()) as client:
         answer = await client.post(PAGE, data={"confirm": "ann"})
         assert "cannot erase people" in answer.text
@@ -157,7 +158,7 @@ async def test_an_erasure_that_fails_says_why(tmp_path: Path) -> None:
         system = await client.get("system")
         assert "people cannot be erased: " in system.text
         assert "cannot be read: Is a directory" in system.text
-    assert ("acme", Kind.USER, "ann") in store.stored.profiles
+    assert ("acme", USER, "ann") in profiles_of(store)
 
 
 async def test_a_console_that_only_reads_erases_nothing(tmp_path: Path) -> None:
@@ -167,7 +168,7 @@ async def test_a_console_that_only_reads_erases_nothing(tmp_path: Path) -> None:
         assert (await client.post(PAGE, data={"confirm": "ann"})).status_code == 403
         assert "read-only" in (await client.get(PAGE)).text
         assert ">Erase<" not in (await client.get("user?workspace=acme&id=ann")).text
-    assert ("acme", Kind.USER, "ann") in store.stored.profiles
+    assert ("acme", USER, "ann") in profiles_of(store)
 
 
 async def test_everything_about_a_user_is_downloaded(tmp_path: Path) -> None:

@@ -22,23 +22,18 @@ import pytest
 
 from engage.api import (
     EventFilter,
-    Kind,
-    ProfileLimits,
     StorageIncompatible,
     StorageUnavailable,
-    Subject,
-    SubscriptionChange,
 )
 from engage.store import records, suppressions
+from engage.store.keys import key_of
 from engage.testing import event
 from engage.testing.factories import TIME, ids, record, store_all
 from engage_plugins.sqlite import schema
-from engage_plugins.sqlite.connection import key_of
 from engage_plugins.sqlite.engine import Engine
 from engage_plugins.sqlite.reader import Reader
 from engage_plugins.sqlite.steps import execute
-from engage_plugins.sqlite.tables import events, subscriptions
-from engage_plugins.sqlite.tables.people import People
+from engage_plugins.sqlite.tables import events
 from engage_plugins.sqlite.writer.sockets import AVAILABLE
 from support import writer
 from support.console import CONSOLE, signed_in
@@ -110,22 +105,12 @@ def taken_over(path: Path, events: Iterable[int]) -> Engine:
 
 
 # ------------------------------------------------------------------------------------ an engine
-CHANGE = SubscriptionChange(
-    id="c",
-    workspace_id="acme",
-    subject=Subject(Kind.USER, "ada"),
-    choices={"news": True},
-    at=TIME,
-    how="api",
-)
 CALLS: dict[str, Callable[[Engine], object]] = {
     "write": lambda engine: write(engine, 100),
     "duplicate": lambda engine: write(engine, 1),
     "check": lambda engine: engine.check(),
     "find": lambda engine: engine.find("acme", "api", "1"),
     "expire": lambda engine: engine.expire(TIME + 9, 9, True),
-    "apply_all": lambda engine: engine.apply_all([CHANGE]),
-    "delete_visitors": lambda engine: engine.delete_visitors([1], TIME),
     "run": lambda engine: engine.run(records.put, (record("r"), None)),
     "run, freeing": lambda engine: engine.run(records.expire, ("key", TIME, 9)),
     "run, overwriting": lambda engine: engine.run(suppressions.erase, ("acme", [("email", "a")])),
@@ -203,8 +188,6 @@ READS: dict[str, tuple[Callable[..., object], tuple[object, ...]]] = {
     "scan": (events.scan, (EventFilter(), None, 9)),
     "recent": (events.recent, (EventFilter(), None, 9)),
     "find": (events.find, (key_of("acme", "api", "1"),)),
-    "profile": (People(ProfileLimits(), {}).find, ("acme", "u")),
-    "state": (subscriptions.state, ("acme", Subject(Kind.USER, "u"))),
     "plan": (lambda db: execute(db, records.version("key"), settings(Path()).context), ()),
 }
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from engage.api import Event, ProfileLimits
+from engage.api import Event
+from engage.store import changes, people
 from engage.testing import WORKSPACE, identify
 from engage.testing.factories import TIME
 from engage_plugins.sqlite.engine import Engine
-from engage_plugins.sqlite.tables import identifiers
+from engage_plugins.sqlite.steps import execute
 from engage_plugins.sqlite.tables.events import row_of
-from engage_plugins.sqlite.tables.people import People
 from support.sqlite import settings
 
 BOUND = 3
@@ -34,10 +34,9 @@ def write(engine: Engine, *events: Event) -> None:
 
 
 def found(engine: Engine, value: str) -> list[str]:
-    people = People(ProfileLimits(), {WORKSPACE: ["email"]})
-    users: Mapping[str, list[str]] = people.find_users(
-        engine.connection(), WORKSPACE, "email", [value]
-    )
+    steps = people.find_users(WORKSPACE, "email", [value])
+    users: dict[str, list[str]]
+    users = execute(engine.connection(), steps, engine.settings.context)
     return users.get(value, [])
 
 
@@ -105,14 +104,14 @@ def check(engine: Engine, users: Mapping[str, User]) -> None:
 def test_claims_are_those_of_the_model(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(identifiers, "MAX_CLAIMS", BOUND)
+    monkeypatch.setattr(changes, "MAX_CLAIMS", BOUND)
     rng = random.Random(seed)
     engine = opened(tmp_path)
     users = {"u": User(), "v": User()}
     clock = 1000
     for number in range(25):
         events: list[Event] = []
-        changes: dict[str, list[tuple[Event, str | None]]] = {"u": [], "v": []}
+        made: dict[str, list[tuple[Event, str | None]]] = {"u": [], "v": []}
         for index in range(rng.choice((1, 1, 2, 6))):
             clock += 1
             name, value = rng.choice("uv"), rng.choice((None, *"abcdef"))
@@ -124,9 +123,9 @@ def test_claims_are_those_of_the_model(
                 traits={"email": value},
             )
             events.append(one)
-            changes[name].append((one, value))
+            made[name].append((one, value))
         for name, user in users.items():
-            user.write(changes[name])
+            user.write(made[name])
         write(engine, *events)
         check(engine, users)
     engine.drop()

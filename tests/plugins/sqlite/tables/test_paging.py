@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -13,6 +14,7 @@ from engage.api import EventFilter, Page
 from engage.store import counts, pages
 from engage.testing.factories import (
     TIME,
+    WORKSPACE,
     all_pages,
     all_recent,
     count,
@@ -21,8 +23,10 @@ from engage.testing.factories import (
     letter,
     record,
     store_all,
+    user,
 )
 from engage.testing.storage.counts import sums
+from engage.testing.storage.subscriptions import change
 from engage_plugins.sqlite import steps
 from engage_plugins.sqlite.connection import FileConnection
 from engage_plugins.sqlite.store import SqliteStorage
@@ -177,12 +181,43 @@ async def test_a_page_of_records_reads_a_bounded_part(
     assert len(await all_pages(store.list_records, "key")) == 30
 
 
+async def test_a_page_of_the_history_reads_a_bounded_part(
+    store: SqliteStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = [
+        change(
+            str(number),
+            user_id="rare" if number in (3, 47) else f"u{number}",
+            workspace="other" if number == 3 else WORKSPACE,
+            at=number,
+            a=number != 47,
+        )
+        for number in range(60)
+    ]
+    await store.apply_all(changes)
+    monkeypatch.setattr(pages, "MAX_ROWS", 10)
+    for workspace, found in (("other", [3]), (WORKSPACE, [n for n in range(60) if n != 3])):
+        page = await store.history(workspace, None, after=None, limit=100)
+        assert len(page.items) == len([n for n in found if n < 10])
+        read = functools.partial(store.history, workspace, None)
+        assert [one.at - TIME for one in await all_pages(read)] == found
+    recent = functools.partial(store.history, None, None, since=TIME + 55)
+    assert (await recent(after=None, limit=100)).items == []
+    assert len(await all_pages(recent)) == 5
+    # Only the rows of the subject are read, however many there are of others.
+    page = await store.history(WORKSPACE, user("rare"), after=None, limit=100)
+    assert ([one.at - TIME for one in page.items], page.cursor) == ([47], None)
+    page = await store.scan_subscriptions("other", after=None, limit=100)
+    assert (len(page.items), page.cursor is None) == (1, False)
+
+
 async def test_a_wrong_cursor_is_an_error(store: SqliteStorage) -> None:
     calls: tuple[Callable[[str], Awaitable[object]], ...] = (
         lambda cursor: store.recent(EventFilter(), before=cursor, limit=1),
         lambda cursor: store.list_records(None, after=cursor, limit=1),
         lambda cursor: store.counts(60, since=0, until=1, after=cursor, limit=1),
         lambda cursor: store.scan_counts(after=cursor, limit=1),
+        lambda cursor: store.history(WORKSPACE, user("u"), after=cursor, limit=1),
     )
     letters: tuple[Callable[[str], Awaitable[object]], ...] = (
         lambda cursor: store.recent_dead_letters(None, before=cursor, limit=1),
@@ -223,6 +258,7 @@ async def test_indexes_serve_what_the_console_reads(store: SqliteStorage) -> Non
     await store.put([letter("a")])
     await store.put_record(record("a"))
     await store.put_counts([count(1)])
+    await store.apply_all([change(str(n), a=bool(n % 2)) for n in range(5)])
     await store.get_record("key", "acme", "a")
     reading, writing = Traced(store._reader), Traced(engine_of(store))
     cursor = (await store.recent(EventFilter(user_id="u", name="x"), limit=3)).cursor
@@ -239,6 +275,17 @@ async def test_indexes_serve_what_the_console_reads(store: SqliteStorage) -> Non
         await store.list_records(None, after=place, limit=3, reverse=reverse)
     await store.counts(60, since=0, until=TIME, names=["events"], after="[1,1]", limit=3)
     await store.scan_counts(after='[1,1,1,""]', limit=3)
+    for workspace, whose, place in (
+        (None, None, "[1]"),
+        (WORKSPACE, None, "[1]"),
+        (WORKSPACE, user("u"), '["acme",0,"u",1]'),
+    ):
+        for since in (0, TIME):
+            await store.history(workspace, whose, since=since, after=place, limit=3)
+        await store.scan_subscriptions(workspace, after="[1]", limit=3)
+    await store.state(WORKSPACE, user("u"))
+    await store.apply_all([change(str(n), a=True) for n in (4, 5, 6)])
+    await store.erase_choices(WORKSPACE, user("u"), "x")
     await store.expire_records("key", TIME, limit=3)
     await store.expire_counts(60, TIME, limit=3)
     await store.delete_record("key", "acme", "a")
@@ -261,6 +308,20 @@ async def test_counters_are_written_in_one_transaction(store: SqliteStorage) -> 
     # Five seconds later, the counters have their numbers: few statements write all of them.
     await store.put_counts([count(n + 1, labels=(f"{n}",)) for n in range(45)])
     assert len(traced.statements) < 15
+
+
+async def test_changes_of_many_users_take_few_statements(store: SqliteStorage) -> None:
+    await store.check()
+    traced = Traced(engine_of(store))
+    for at in range(2):
+        changes = [change(f"{n} {at}", user_id=f"u{n}", a=not at, b=True) for n in range(100)]
+        traced.statements.clear()
+        await store.apply_all(changes)
+        # Where there are choices, the changes of each without effect are looked up.
+        assert len(traced.statements) < 40 + 100 * at
+        traced.statements.clear()
+        await store.apply_all(changes)
+        assert len(traced.statements) < 20
 
 
 @pytest.mark.timing

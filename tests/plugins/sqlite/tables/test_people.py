@@ -3,21 +3,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sqlite3
 from pathlib import Path
 
 import pytest
 
-from engage.api import MAX_CANDIDATES, ProfileLimits
+from engage.api import MAX_CANDIDATES
+from engage.store import changes, people
 from engage.testing import WORKSPACE, event, identify
 from engage.testing.factories import TIME, all_pages, profile_of, store_all, user, visitor
 from engage.testing.storage.visitors import decision, visit
 from engage_plugins.sqlite.connection import FileConnection
+from engage_plugins.sqlite.engine import Engine
 from engage_plugins.sqlite.store import SqliteStorage
-from engage_plugins.sqlite.tables import paging, people
 from support.sqlite import engine_of
 
 EMAIL = {"email": "a@b.c"}
+
+
+def limit_visitors(engine: Engine, most: int) -> None:
+    context = engine.settings.context
+    limits = dataclasses.replace(context.profile_limits, visitors=most)
+    context = dataclasses.replace(context, profile_limits=limits)
+    engine.settings = dataclasses.replace(engine.settings, context=context)
 
 
 class Statements:
@@ -46,8 +55,9 @@ async def test_a_page_of_people_takes_few_statements(store: SqliteStorage) -> No
     await store.visitor(WORKSPACE, "v0")
     statements = Statements(store._reader)
     assert len((await store.scan_users(WORKSPACE, after=None, limit=256)).items) == 256
-    # Two look for the window, and 512 profiles take two statements of each table.
-    assert len(statements.taken()) <= 12
+    # Two look for the window, and each 128 users take one statement of each table, two of profiles
+    # and two of links.
+    assert len(statements.taken()) <= 14
     assert len((await store.scan_visitors(WORKSPACE, after=None, limit=256)).items) == 256
     assert len(statements.taken()) <= 8
     assert (await profile_of(store, "u0")).traits == {**EMAIL, "a": 1}
@@ -57,7 +67,7 @@ async def test_a_page_of_people_takes_few_statements(store: SqliteStorage) -> No
 async def test_a_page_of_users_has_a_maximum_size_with_their_visitors(
     store: SqliteStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(paging, "MAX_BYTES", 1000)
+    monkeypatch.setattr(people, "MAX_PAGE_BYTES", 1000)
     for number in range(6):
         name = f"u{number}"
         await store_all(store, identify(name, name, anonymous_id=f"v{number}", traits={"b": 1}))
@@ -87,7 +97,7 @@ async def test_indexes_serve_what_is_read_of_people(store: SqliteStorage) -> Non
     statements.db.set_trace_callback(None)
     for one in statements.taken():
         # Rows of constants.
-        keys = ["SCAN k", "SCAN v"] if " AS workspace" in one else ["SCAN k"]
+        keys = ["SCAN k", "SCAN profiles"] if one.endswith("LIMIT 1") else ["SCAN k"]
         for *_, plan in statements.db.execute(f"EXPLAIN QUERY PLAN {one}"):
             assert "TEMP B-TREE" not in plan, one
             assert not plan.startswith("SCAN") or "CONSTANT ROW" in plan or plan in keys, one
@@ -185,12 +195,11 @@ async def test_deleted_visitors_leave_nothing(store: SqliteStorage, tmp_path: Pa
         visit("4", "w", 2),
     )
     # Between looking for old visitors and deleting them, one is changed and one gets an owner.
-    db = engine_of(store).connection()
-    old, _ = people.old_visitors(db, TIME + 9, None, 9)
+    old, _ = await store.read(people.old_visitors, TIME + 9, None, 9)
     assert len(old) == 2
     await store_all(store, identify("5", "u", anonymous_id="w"))
     await store_all(store, visit("6", "v", 9))
-    assert engine_of(store).delete_visitors(old, TIME + 9) == 0
+    assert await store.run(people.delete_visitors, old, TIME + 9) == 0
     assert await store.expire_visitors(TIME + 10, limit=9) == 1
     await store.close()
     with sqlite3.connect(tmp_path / "engage.db") as read:
@@ -201,7 +210,7 @@ async def test_deleted_visitors_leave_nothing(store: SqliteStorage, tmp_path: Pa
 
 async def test_the_number_of_visitors_is_exact(store: SqliteStorage) -> None:
     engine = engine_of(store)
-    engine._profiles._limits = ProfileLimits(visitors=2)
+    limit_visitors(engine, 2)
     await store_all(store, *(visit(f"{n}", f"v{n}", traits=EMAIL) for n in range(4)))
     assert store.dropped_changes == 2
     held = await all_pages(store.holders, WORKSPACE, "email", "a@b.c")
@@ -216,7 +225,7 @@ async def test_the_number_of_visitors_is_exact(store: SqliteStorage) -> None:
     (total,) = engine.connection().execute("SELECT count FROM visitor_totals").fetchone()
     assert total == 2
     # A lower limit deletes nobody: a new one replaces one.
-    engine._profiles._limits = ProfileLimits(visitors=1)
+    limit_visitors(engine, 1)
     await store_all(store, visit("6", "v6"))
     assert len(await all_pages(store.scan_visitors, WORKSPACE)) == 2
 
@@ -225,9 +234,9 @@ async def test_a_bounded_number_of_visitors_is_examined(
     store: SqliteStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For a write. The next one continues, and then finds those that it passed."""
-    monkeypatch.setattr(people, "_EXAMINED", 2)
-    monkeypatch.setattr(people, "_SEARCHES", 2)
-    engine_of(store)._profiles._limits = ProfileLimits(visitors=9)
+    monkeypatch.setattr(changes, "_EXAMINED", 2)
+    monkeypatch.setattr(changes, "_SEARCHES", 2)
+    limit_visitors(engine_of(store), 9)
 
     async def left() -> set[str]:
         return {one.anonymous_id for one in await all_pages(store.scan_visitors, WORKSPACE)}
@@ -252,13 +261,13 @@ async def test_a_bounded_number_of_visitors_is_examined(
 
 
 async def test_many_visitors_give_way_with_few_statements(store: SqliteStorage) -> None:
-    engine_of(store)._profiles._limits = ProfileLimits(visitors=2000)
+    limit_visitors(engine_of(store), 2000)
     everyone = [visit(f"a{n}", f"a{n}", received=n, traits=EMAIL) for n in range(2000)]
     for start in range(0, 2000, 500):
         await store.write(everyone[start : start + 500])
     statements = Statements(engine_of(store))
     await store.write([visit(f"b{n}", f"b{n}", received=3000 + n) for n in range(1000)])
-    looks = [one for one in statements.taken() if "FROM profiles v" in one]
+    looks = [one for one in statements.taken() if "LIMIT 1001" in one]
     # Three pages without one that has no identifier, and one with as many as are needed.
     assert len(looks) == 4
     for one in {*looks}:
@@ -271,11 +280,11 @@ async def test_many_visitors_give_way_with_few_statements(store: SqliteStorage) 
 
 
 async def test_nothing_is_searched_while_there_is_room(store: SqliteStorage) -> None:
-    engine_of(store)._profiles._limits = ProfileLimits(visitors=2)
+    limit_visitors(engine_of(store), 2)
     await store_all(store, visit("1", "a"))
     statements = Statements(engine_of(store))
     await store_all(store, visit("2", "b"))
     await store_all(store, visit("3", "b", traits={"a": 1}))
-    assert not [one for one in statements.taken() if "FROM profiles v" in one]
+    assert not [one for one in statements.taken() if "FROM profiles WHERE" in one]
     await store_all(store, visit("4", "c"))
-    assert [one for one in statements.taken() if "FROM profiles v" in one]
+    assert [one for one in statements.taken() if "FROM profiles WHERE" in one]

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Subscription choices, and the history of their changes."""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from collections.abc import Sequence
+from typing import Any, Final
+
+from engage.api import (
+    Kind,
+    Page,
+    Subject,
+    SubscriptionChange,
+    SubscriptionRecord,
+    SubscriptionState,
+)
+from engage.store.keys import KEY_BYTES, key_of
+from engage.store.pages import every, page
+from engage.store.profiles import CHOICES, KIND_OF, KINDS, chose
+from engage.store.tables import (
+    MAX_ROWS,
+    Add,
+    Delete,
+    Get,
+    Key,
+    Pages,
+    Put,
+    Row,
+    Steps,
+    Table,
+    Under,
+    plan,
+)
+
+#: The changes that were applied. The key of one without effect is longer: its subject, a number
+#: that grows, and the key of the change.
+CHANGES: Final = Table("changes", {"key": bytes}, key=1)
+#: What the records of one subject have in common.
+_SUBJECT: Final = ("workspace", "kind", "name")
+HISTORY: Final = Table(
+    "history",
+    {
+        "number": int,
+        "change_id": str,
+        "workspace": str,
+        "kind": int,
+        "name": str,
+        "group_id": str,
+        "before": int,
+        "after": int,
+        "at": int,
+        **dict.fromkeys(("how", "secret", "user_agent", "address"), str),
+    },
+    key=1,
+    indexes=(_SUBJECT,),
+    arrival=True,
+    followed=True,
+)
+
+_USER: Final = KINDS[Kind.USER]
+#: Changes without effect that are remembered of one subject.
+MAX_IDLE: Final = 16
+#: Their numbers.
+_NUMBER: Final = struct.Struct(">Q")
+
+
+def state_of(row: Row) -> SubscriptionState:
+    """Return the choice of a row."""
+    workspace, kind, name, group, subscribed, at, change = row
+    return SubscriptionState(
+        workspace_id=workspace,
+        subject=Subject(KIND_OF[kind], name),
+        group_id=group,
+        subscribed=bool(subscribed),
+        updated_at=at,
+        change_id=change,
+    )
+
+
+def record_of(row: Row) -> SubscriptionRecord:
+    """Return the audit record of a row."""
+    _, change, workspace, kind, name, group, before, after, at, how, *source = row
+    secret, user_agent, address = source
+    return SubscriptionRecord(
+        change_id=change,
+        workspace_id=workspace,
+        subject=Subject(KIND_OF[kind], name),
+        group_id=group,
+        before=None if before is None else bool(before),
+        after=bool(after),
+        at=at,
+        how=how,
+        secret=secret,
+        user_agent=user_agent,
+        address=address,
+    )
+
+
+def _whose(workspace_id: str, subject: Subject) -> Key:
+    return workspace_id, KINDS[subject.kind], subject.id
+
+
+class _Person:
+    """A subject, while its changes are applied one after the other."""
+
+    def __init__(self, whose: Key, rows: Sequence[Row]) -> None:
+        self._whose = whose
+        #: Group id → row.
+        self.choices = {row[3]: row for row in rows}
+        #: The groups whose rows are new.
+        self.changed: dict[str, None] = {}
+        #: The keys of the changes without effect, the oldest first: those that are stored, and all.
+        self.stored_idle: list[bytes] = []
+        self.idle: list[bytes] = []
+
+    def state(self) -> dict[str, bool]:
+        """Return the choices: group id → subscribed."""
+        return {group: bool(row[4]) for group, row in sorted(self.choices.items())}
+
+    def apply(self, change: SubscriptionChange) -> list[Row]:
+        """Apply a change, and return its audit records."""
+        records = []
+        for group, wanted in change.choices.items():
+            *_, before, updated_at, _ = self.choices.get(group, (None, None, None))
+            if change.dated and updated_at is not None and updated_at >= change.at:
+                continue
+            at = change.at if updated_at is None else max(change.at, updated_at + 1)
+            self.choices[group] = (*self._whose, group, int(wanted), at, change.id)
+            self.changed[group] = None
+            if before != wanted:
+                source = change.how, change.secret, change.user_agent, change.address
+                record = (*self._whose, group, before, int(wanted), change.at, *source)
+                records.append((None, change.id, *record))
+        return records
+
+    def is_idle(self, key: bytes) -> bool:
+        """Return whether a change is remembered that had no effect."""
+        return any(one.endswith(key) for one in self.idle)
+
+    def remember(self, key: bytes) -> None:
+        """Remember that a change had no effect, and forget the oldest if there are too many."""
+        last = self.idle[-1][KEY_BYTES:-KEY_BYTES] if self.idle else None
+        number = 0 if last is None else int.from_bytes(last, "big") + 1
+        new = _prefix(self._whose) + _NUMBER.pack(number) + key
+        self.idle = [*self.idle, new][-MAX_IDLE:]
+
+
+def _prefix(whose: Key) -> bytes:
+    """Return how the keys of the changes of a subject begin that had no effect."""
+    workspace, kind, name = whose
+    # Without the kind, as in the stores of earlier versions.
+    return key_of(workspace, name, *([] if kind == _USER else [KIND_OF[kind].value]))
+
+
+def _idle(whose: Key) -> Steps[list[bytes]]:
+    """Return the keys of the changes without effect that are remembered, the oldest first."""
+    prefix = _prefix(whose)
+    low, high = prefix + _NUMBER.pack(0), prefix + b"\xff" * _NUMBER.size
+    found = yield Pages(CHANGES, MAX_ROWS, by=("key",), low=low, high=high)
+    return [key for (key,) in found.rows]
+
+
+@plan()
+def apply_all(changes: Sequence[SubscriptionChange]) -> Steps[list[dict[str, bool]]]:
+    """Apply changes in their order, each once by its id; see
+    :meth:`~engage.api.SubscriptionStore.apply`.
+
+    A change without effect is remembered too, because one that is repeated after a later change
+    must not undo that one. But only the latest of a subject are: anyone who has a link can send any
+    number of them.
+
+    :return: after each change, all choices of its subject.
+    """
+    keys = [(key_of(one.workspace_id, one.id),) for one in changes]
+    whose = [_whose(one.workspace_id, one.subject) for one in changes]
+    applied = {*(yield Get(CHANGES, set(keys)))}
+    choices = yield Under(CHOICES, set(whose))
+    people = {one: _Person(one, choices[one]) for one in dict.fromkeys(whose)}
+    # Who has no choice has no change without effect.
+    for one in {x: None for x, key in zip(whose, keys, strict=True) if key not in applied}:
+        if choices[one]:
+            people[one].stored_idle = people[one].idle = yield from _idle(one)
+    made, new, records, states = [], [], [], []
+    for change, subject, key in zip(changes, whose, keys, strict=True):
+        person = people[subject]
+        if key not in applied and not person.is_idle(*key):
+            made.append((subject, change.at))
+            if (changed := person.apply(change)) or not person.choices:
+                applied.add(key)
+                new.append(key)
+                records += changed
+            else:
+                person.remember(*key)
+        states.append(person.state())
+    if made:
+        everyone = people.values()
+        new += [(one,) for x in everyone for one in x.idle if one not in x.stored_idle]
+        old = [(one,) for x in everyone for one in x.stored_idle if one not in x.idle]
+        yield Put(CHANGES, new)
+        yield Delete(CHANGES, old)
+        yield Put(CHOICES, [x.choices[group] for x in everyone for group in x.changed])
+        yield Add(HISTORY, records)
+        yield from chose([one for one in made if one[0][1] == _USER])
+    return states
+
+
+@plan()
+def state(workspace_id: str, subject: Subject) -> Steps[dict[str, bool]]:
+    """Return the choices of a subject: group id → subscribed."""
+    whose = _whose(workspace_id, subject)
+    stored = yield Under(CHOICES, [whose])
+    return {row[3]: bool(row[4]) for row in stored[whose]}
+
+
+@plan()
+def scan(workspace_id: str | None, after: str | None, limit: int) -> Steps[Page[SubscriptionState]]:
+    """Return a page of the current choices."""
+    equal = {} if workspace_id is None else {"workspace": workspace_id}
+    return (yield from page(state_of, CHOICES, equal, after, limit))
+
+
+@plan()
+def history(
+    workspace_id: str | None, subject: Subject | None, since: int, after: str | None, limit: int
+) -> Steps[Page[SubscriptionRecord]]:
+    """Return a page of audit records; see :meth:`~engage.api.SubscriptionStore.history`."""
+    equal: dict[str, Any] = {} if workspace_id is None else {"workspace": workspace_id}
+    if subject is not None:
+        equal |= {"kind": KINDS[subject.kind], "name": subject.id}
+    by = _SUBJECT if len(equal) == len(_SUBJECT) else ()
+    least = {"at": since} if since else {}
+    return (yield from page(record_of, HISTORY, equal, after, limit, by=by, least=least))
+
+
+# The second of two calls would return that there was nothing.
+@plan(repeatable=False, frees=True, overwrites=True)
+def erase(workspace_id: str, subject: Subject, pseudonym: str) -> Steps[tuple[int, int]]:
+    """Erase the choices of a subject; see :meth:`~engage.api.ErasureStore.erase_choices`."""
+    whose = _whose(workspace_id, subject)
+    # Their keys begin with a hash of the id, which can be guessed.
+    idle = yield from _idle(whose)
+    equal = dict(zip(_SUBJECT, whose, strict=True))
+    records = yield from every(HISTORY, by=_SUBJECT, equal=equal)
+    new = {change: str(uuid.uuid4()) for _, change, *_ in records}
+    keys = [one[-KEY_BYTES:] for one in idle] + [key_of(workspace_id, x) for x in new.values()]
+    yield Put(CHANGES, [(key,) for key in keys])
+    yield Delete(CHANGES, [(key,) for key in idle])
+    erased: list[Row] = []
+    for number, change, workspace, kind, _, *what, _secret, _user_agent, _address in records:
+        erased.append((number, new[change], workspace, kind, pseudonym, *what, "", "", ""))
+    yield Put(HISTORY, erased)
+    choices = yield Under(CHOICES, [whose])
+    deleted: int = yield Delete(CHOICES, [row[: CHOICES.key] for row in choices[whose]])
+    return deleted, len(records)
