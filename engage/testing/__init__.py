@@ -71,6 +71,7 @@ from .storage.processes import ProcessTests  # noqa: E402
 from .storage.profiles import ProfileTests  # noqa: E402
 from .storage.records import RecordTests  # noqa: E402
 from .storage.scans import ScanTests  # noqa: E402
+from .storage.steps import StepTests  # noqa: E402
 from .storage.subscriptions import SubscriptionTests  # noqa: E402
 from .storage.suppressions import SuppressionTests  # noqa: E402
 from .storage.users import UserTests  # noqa: E402
@@ -114,6 +115,7 @@ class StorageConformance(
     BackupTests,
     ErasureTests,
     VerificationTests,
+    StepTests,
     Subject,
 ):
     """The tests of a storage. Subclass it: :class:`Subject` has what a subclass defines."""

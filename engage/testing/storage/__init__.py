@@ -18,6 +18,7 @@
 ``counts.py``          the tests of counters
 ``backups.py``         the tests of backups, and of restoring them
 ``verification.py``    the tests of what ``engage verify`` reads
+``steps.py``           the tests of executing plans
 ``failures.py``        the tests of a store that is broken
 ``processes.py``       the tests of several processes, of a killed one, and of syncs
 =====================  ==================================================================

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import random
 import sys
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import orjson
@@ -35,6 +36,8 @@ from .visitors import arrive, history, people_in, people_of
 
 #: The code of a child process, which reads its job from standard input.
 _CHILD = "from engage.testing.storage.processes import child; child()"
+#: Does the job of a child process.
+Work = Callable[[Any, dict[str, Any]], Awaitable[None]]
 
 
 class ProcessTests:
@@ -45,8 +48,8 @@ class ProcessTests:
         bench.require("several-processes")
         store = await bench.open()
         job = {"kind": "same ids", "count": 300, "batch": 7}
-        async with _children(bench, *({**job, "seed": seed} for seed in range(3))) as children:
-            reports = await asyncio.gather(*(_lines(one) for one in children))
+        async with children_of(bench, *({**job, "seed": seed} for seed in range(3))) as children:
+            reports = await asyncio.gather(*(lines_of(one) for one in children))
         stored = [name for lines in reports for name in lines if name != "done"]
         assert sorted(stored) == sorted(f"m{number}" for number in range(300))
         assert sorted(await ids(store, limit=1000)) == sorted(stored)
@@ -57,8 +60,8 @@ class ProcessTests:
         bench.require("atomic-updates")
         store = await bench.open_as(ProfileStore)
         jobs = [{"kind": "traits", "count": 120, "step": step} for step in range(3)]
-        async with _children(bench, *jobs) as children:
-            for lines in await asyncio.gather(*(_lines(one) for one in children)):
+        async with children_of(bench, *jobs) as children:
+            for lines in await asyncio.gather(*(lines_of(one) for one in children)):
                 assert lines == ["done"]
         profile = await store.profile(WORKSPACE, "u")
         assert profile is not None
@@ -76,8 +79,8 @@ class ProcessTests:
         bench.context = dataclasses.replace(bench.context, identifiers=identifiers)
         store = await bench.open_as(ProfileStore)
         jobs = [{"kind": "people", "share": share} for share in range(4)]
-        async with _children(bench, *jobs) as children:
-            for lines in await asyncio.gather(*(_lines(one) for one in children)):
+        async with children_of(bench, *jobs) as children:
+            for lines in await asyncio.gather(*(lines_of(one) for one in children)):
                 assert lines == ["done"]
         for name in workspaces:
             expected = people_of(history(random.Random(name).choice, name))
@@ -88,7 +91,7 @@ class ProcessTests:
         bench.require("several-processes")
         store = await bench.open()
         jobs = [{"kind": "own ids", "count": 200, "name": name} for name in "ab"]
-        async with _children(bench, *jobs) as children:
+        async with children_of(bench, *jobs) as children:
             acknowledged: set[str] = set()
 
             async def read(child: asyncio.subprocess.Process) -> None:
@@ -114,7 +117,7 @@ class ProcessTests:
         lines: list[str] = []
         for turn in range(3):
             job = {"kind": "own ids", "count": 100_000, "name": f"k{turn}"}
-            async with _children(bench, job) as (child,):
+            async with children_of(bench, job) as (child,):
                 assert child.stdout is not None
                 for _ in range(chance.randrange(20, 120)):
                     line = await child.stdout.readline()
@@ -180,8 +183,8 @@ class ProcessTests:
         bench.require("atomic-updates")
         store = await bench.open_as(SubscriptionStore)
         jobs = [{"kind": "choices", "count": 60, "name": name} for name in "ab"]
-        async with _children(bench, *jobs) as children:
-            reports = await asyncio.gather(*(_lines(one) for one in children))
+        async with children_of(bench, *jobs) as children:
+            reports = await asyncio.gather(*(lines_of(one) for one in children))
         assert [len(lines) for lines in reports] == [61, 61]
         await _check_choices(store, {name for lines in reports for name in lines[:-1]})
 
@@ -197,7 +200,7 @@ class ProcessTests:
             if turn % 2 and bench.subject.can("atomic-updates"):
                 counts.append(30)
             jobs = [{"kind": "choices", "count": n, "name": f"{turn} {n}"} for n in counts]
-            async with _children(bench, *jobs) as (killed, *others):
+            async with children_of(bench, *jobs) as (killed, *others):
                 assert killed.stdout is not None
                 lines = [(await killed.stdout.readline()).decode() for _ in range(10)]
                 await asyncio.sleep(chance.random() / 50)
@@ -206,7 +209,7 @@ class ProcessTests:
                 await killed.wait()
                 acknowledged.update(line.strip() for line in lines if line.endswith("\n"))
                 for one in others:
-                    acknowledged.update((await _lines(one))[:-1])
+                    acknowledged.update((await lines_of(one))[:-1])
             # As the process that a server starts in place of a killed one.
             await _check_choices(await bench.open_as(SubscriptionStore), acknowledged)
 
@@ -216,8 +219,8 @@ class ProcessTests:
         bench.require("atomic-updates")
         store = await bench.open_as(RecordStore)
         jobs = [{"kind": "records", "count": 40, "name": name} for name in "abc"]
-        async with _children(bench, *jobs) as children:
-            reports = await asyncio.gather(*(_lines(one) for one in children))
+        async with children_of(bench, *jobs) as children:
+            reports = await asyncio.gather(*(lines_of(one) for one in children))
         # Each child expected each version once: it wrote the next one, or another child had.
         written = sorted(int(line) for lines in reports for line in lines if line != "done")
         assert written == list(range(1, 121))
@@ -231,8 +234,8 @@ class ProcessTests:
         bench.require("atomic-updates")
         store = await bench.open_as(CountStore)
         jobs = [{"kind": "counts", "count": 60, "name": name} for name in "abc"]
-        async with _children(bench, *jobs) as children:
-            await asyncio.gather(*(_lines(one) for one in children))
+        async with children_of(bench, *jobs) as children:
+            await asyncio.gather(*(lines_of(one) for one in children))
         found = {one.labels: one for one in await sums(store)}
         own, shared = found["own",], found["shared",]
         assert (own.total, own.greatest, own.processes) == (180, 60, 3)
@@ -246,7 +249,7 @@ class ProcessTests:
         records = await bench.open_as(RecordStore)
         counts = await bench.open_as(CountStore)
         for kind, name in (("records", "a"), ("counts", "k"), ("records", "b")):
-            async with _children(bench, {"kind": kind, "count": 10**6, "name": name}) as (one,):
+            async with children_of(bench, {"kind": kind, "count": 10**6, "name": name}) as (one,):
                 assert one.stdout is not None
                 lines = [(await one.stdout.readline()).decode() for _ in range(25)]
                 one.kill()
@@ -285,10 +288,13 @@ def _numbered_event(name: str, number: int) -> Event:
 
 
 # ------------------------------------------------------------------------------------- the parent
-def _children(
-    bench: Bench, *jobs: dict[str, Any]
+def children_of(
+    bench: Bench, *jobs: dict[str, Any], code: str = _CHILD
 ) -> contextlib.AbstractAsyncContextManager[list[asyncio.subprocess.Process]]:
-    """Start a process for each job; at the end, all of them have ended."""
+    """Start a process for each job; at the end, all of them have ended.
+
+    :param code: of each; it calls :func:`child`.
+    """
     common = {
         "plugin": bench.subject.plugin,
         "storage": bench.subject.storage,
@@ -298,10 +304,11 @@ def _children(
             "identifiers": {name: list(one) for name, one in bench.context.identifiers.items()},
         },
     }
-    return run_children(_CHILD, [{**common, **job} for job in jobs])
+    return run_children(code, [{**common, **job} for job in jobs])
 
 
-async def _lines(child: asyncio.subprocess.Process) -> list[str]:
+async def lines_of(child: asyncio.subprocess.Process) -> list[str]:
+    """Return what a child process that does its whole job writes until its end."""
     assert child.stdout is not None
     text = (await child.stdout.read()).decode()
     assert await child.wait() == 0
@@ -309,14 +316,17 @@ async def _lines(child: asyncio.subprocess.Process) -> list[str]:
 
 
 # -------------------------------------------------------------------------------------- the child
-def child() -> None:
-    """Do the job of a child process, and write each acknowledged event to standard output."""
+def child(work: Work | None = None) -> None:
+    """Do the job of a child process, and write each acknowledged event to standard output.
+
+    :param work: called with the store and the job, in place of what this module does.
+    """
     job = orjson.loads(sys.stdin.readline())
-    asyncio.run(_work(job))
+    asyncio.run(_work(job, work))
     print_line("done")
 
 
-async def _work(job: dict[str, Any]) -> None:
+async def _work(job: dict[str, Any], work: Work | None) -> None:
     from pathlib import Path
 
     from engage.api import StorageContext
@@ -327,7 +337,9 @@ async def _work(job: dict[str, Any]) -> None:
     )
     await store.open(create=True)
     try:
-        if job["kind"] == "same ids":
+        if work is not None:
+            await work(store, job)
+        elif job["kind"] == "same ids":
             # All children write the same ids, each in a different order, and print the new ones.
             names = [f"m{number}" for number in range(job["count"])]
             random.Random(job["seed"]).shuffle(names)

@@ -5,19 +5,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import shutil
 import sqlite3
 import subprocess
 import sys
 import threading
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engage.api import (
+    Event,
     EventFilter,
+    Outcome,
     Status,
     StorageContext,
     StorageIncompatible,
@@ -27,9 +31,12 @@ from engage.api import (
 from engage.testing import event, identify
 from engage.testing.factories import TIME, count, ids, letter, record, store_all
 from engage.testing.harness import eventually
+from engage.testing.storage.counts import sums
+from engage.testing.storage.subscriptions import change
+from engage.testing.storage.suppressions import suppression
 from engage_plugins.sqlite import engine
 from engage_plugins.sqlite.store import SqliteStorage
-from support.sqlite import file_limit, large, make, until_full
+from support.sqlite import engine_of, file_limit, large, make, until_full
 
 #: The second on a machine so busy that even this error comes too late.
 LOCKED = "locked|no answer within"
@@ -321,6 +328,73 @@ async def test_a_read_that_takes_too_long_is_ended(tmp_path: Path) -> None:
         await store._read(read)
     assert await eventually(lambda: ids(store), StorageUnavailable) == []
     await store.close()
+
+
+class FailsToCommit:
+    """A connection whose next ``COMMIT`` raises an error."""
+
+    def __init__(self, db: sqlite3.Connection, code: int) -> None:
+        self._db = db
+        self._code: int | None = code
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._db, name)
+
+    def execute(self, statement: str, *arguments: Any) -> sqlite3.Cursor:
+        if statement == "COMMIT" and self._code is not None:
+            error = sqlite3.OperationalError("told to fail")
+            error.sqlite_errorcode, self._code = self._code, None
+            raise error
+        return self._db.execute(statement, *arguments)
+
+
+#: A lock, after which the connection is used again, and a full disk, after which it is not.
+@pytest.mark.parametrize("code", [sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL])
+async def test_a_write_is_whole_after_its_commit_failed(store: SqliteStorage, code: int) -> None:
+    """What a failed attempt may have remembered makes the next one leave nothing out."""
+    traits = {"email": "a@b.c", "plan": "pro"}
+    numbers = itertools.count(2)
+
+    def linking(number: int) -> Event:
+        return event(f"t{number}", user_id="u", anonymous_id="v", at=number)
+
+    group = event("g", type="group", user_id="u", groupId="team", traits={"size": 3})
+    calls: list[tuple[Callable[[], Awaitable[Any]], Any]] = [
+        (lambda: store.write([identify("i", "u", 1, traits=traits)]), [Outcome(Status.STORED)]),
+        # The first is not sent again, and the link of the second is looked for among known ones.
+        (
+            lambda: store.write([linking(next(numbers))]),
+            [Outcome(Status.STORED)],
+        ),
+        (lambda: store.write([group]), [Outcome(Status.STORED)]),
+        (lambda: store.write([identify("n", "u", 3, traits={"email": "new@b.c"})]), None),
+        (lambda: store.reapply([event("t", user_id="u", anonymous_id="w", at=4)]), None),
+        (lambda: store.apply(change("c", at=5, g=True)), {"g": True}),
+        (lambda: store.keep([letter("l")]), [True]),
+        (lambda: store.put_record(record("r")), 1),
+        (lambda: store.suppress([suppression()]), None),
+        (lambda: store.put_counts([count(1)]), None),
+    ]
+    engine = engine_of(store)
+    for call, expected in calls:
+        engine._db = FailsToCommit(engine.connection(), code)
+        with pytest.raises(StorageUnavailable):
+            await call()
+        answer = await call()
+        assert expected is None or answer == expected
+    profile = await store.profile("acme", "u")
+    assert profile is not None
+    assert profile.traits == {**traits, "email": "new@b.c"}
+    assert (profile.anonymous_ids, profile.groups) == (["v", "w"], ["team"])
+    assert await store.find_users("acme", "email", ["new@b.c"]) == {"new@b.c": ["u"]}
+    claims = await store.identifier_history("acme", "email", ["u"])
+    assert {*claims["u"]} == {"a@b.c", "new@b.c"}
+    history = await store.history("acme", None, after=None, limit=9)
+    assert [one.change_id for one in history.items] == ["c"]
+    assert await store.records_version("key") == 1
+    assert len(await store.suppressions("acme", [("email", "a@b.c")])) == 1
+    assert [one.total for one in await sums(store)] == [1]
+    assert sorted(await ids(store)) == ["g", "i", "n", "t3"]
 
 
 # ------------------------------------------------------------------------------------- look-ups
