@@ -54,7 +54,6 @@ from engage.store.profiles import (
 )
 from engage.store.tables import (
     MAX_PAGE_BYTES,
-    MAX_ROWS,
     Context,
     Delete,
     Get,
@@ -429,14 +428,12 @@ def scan_links(after: str | None, limit: int) -> Steps[Page[StoredLink]]:
 def old_visitors(
     before: int, after: str | None, limit: int
 ) -> Steps[tuple[list[Person], str | None]]:
-    """Return a page of the visitors that may be deleted, and its cursor."""
-    page = yield Pages(PROFILES, MAX_ROWS, equal={"kind": VISITOR}, after=place_of(after, int))
-    old: list[Profile] = []
-    for step in _steps([*_changed_before(before, page.rows)]):
-        old += yield from may_expire(step)
-        if len(old) >= limit:
-            last = old[limit - 1].number
-            return [one.person for one in old[:limit]], cursor_of((last,))
+    """Return those of a page of visitors that may be deleted, and its cursor.
+
+    :param limit: the maximum number of visitors of the page.
+    """
+    page = yield Pages(PROFILES, limit, equal={"kind": VISITOR}, after=place_of(after, int))
+    old = yield from may_expire([*_changed_before(before, page.rows)])
     return [one.person for one in old], cursor_of(page.place) if page.more else None
 
 

@@ -18,7 +18,7 @@ from engage.api import (
     StorageError,
     StorageUnavailable,
 )
-from engage.store import changes
+from engage.store import changes, people
 from engage.store.keys import key_of
 from engage.store.tables import Plan
 
@@ -53,7 +53,7 @@ class Engine(Transactions):
 
     def run(self, plan: Plan[..., Result], arguments: Sequence[Any]) -> Result:
         """Run a plan of :mod:`engage.store`."""
-        if plan.overwrites:
+        if plan is people.erase:
             # What is remembered may be erased.
             self._known.links.clear()
         with translating_errors(self.settings.path):
