@@ -15,7 +15,7 @@ in *steps* over *tables*, and a storage executes these: see ``tables.py``.
 ``changes.py``        what events change in users, visitors and groups, and their limits
 ``profiles.py``       users, visitors and groups as they are stored, and who belongs to whom
 ``people.py``         users with their visitors, merged when they are read; erasing
-``keys.py``           short keys that stand for several strings
+``keys.py``           which strings can be stored, and keys that stand for several of them
 ``facade.py``         the interfaces of :mod:`engage.api` that the rest of engage calls, as plans
 ``memory.py``         an executor in memory
 ====================  ==============================================================

@@ -37,6 +37,7 @@ from engage.store import counts as counting
 from engage.store import letters as keeping
 from engage.store import people, records
 from engage.store import suppressions as suppressing
+from engage.store.keys import is_text
 from engage.store.profiles import KINDS, Person
 from engage.store.tables import PLANS, Executor
 
@@ -49,17 +50,7 @@ __all__ = [
     "PlannedProfiles",
     "PlannedRecords",
     "PlannedSuppressions",
-    "is_text",
 ]
-
-
-def is_text(*values: str) -> bool:
-    """Return whether strings can be stored: one with a lone surrogate cannot."""
-    try:
-        "".join(values).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 class PlannedRecords(Executor, RecordStore):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Short keys that stand for several strings."""
+"""Which strings can be stored, and short keys that stand for several of them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,15 @@ from typing import Final
 
 #: Length of a key.
 KEY_BYTES: Final = 16
+
+
+def is_text(*values: str) -> bool:
+    """Return whether strings can be stored: one with a lone surrogate cannot."""
+    try:
+        "".join(values).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def key_of(*parts: str) -> bytes:

@@ -11,7 +11,6 @@ from engage.api import StorageContext
 from engage.store.tables import (
     MAX_PAGE_BYTES,
     Add,
-    Context,
     Delete,
     Get,
     Key,
@@ -24,6 +23,7 @@ from engage.store.tables import (
     Table,
     Under,
     Value,
+    execute,
 )
 
 Result = TypeVar("Result")
@@ -49,15 +49,8 @@ class MemoryTables:
         :param context: the settings that the plan learns.
         """
         self._changes.clear()
-        answer: Any = None
         try:
-            while True:
-                step = steps.send(answer)
-                answer = (
-                    context if isinstance(step, Context) else self._EXECUTE[type(step)](self, step)
-                )
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
+            return execute(steps, lambda step: self._EXECUTE[type(step)](self, step), context)
         except BaseException:
             for rows, key, before in reversed(self._changes):
                 rows.pop(key, None)

@@ -41,6 +41,8 @@ import typing
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar
 
+from engage.api import StorageContext
+
 Value = str | int | bytes | None
 Row = tuple[Any, ...]
 Key = tuple[Any, ...]
@@ -262,6 +264,21 @@ def plan(
         return new
 
     return made
+
+
+def execute(steps: Steps[Result], step: Callable[[Any], Any], context: StorageContext) -> Result:
+    """Execute all steps of a plan, and return its result.
+
+    :param step: executes one of them, and returns its result.
+    :param context: the settings that the plan learns.
+    """
+    answer: Any = None
+    try:
+        while True:
+            one = steps.send(answer)
+            answer = context if isinstance(one, Context) else step(one)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
 
 
 class Executor(abc.ABC):

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -123,25 +122,6 @@ class Memory:
         """Apply the changes of a newly stored event; a store without profiles ignores them."""
 
 
-def of_workspace(workspace_id: str | None) -> Callable[[Any], bool]:
-    """Return a condition: whether an item belongs to a workspace; ``None``: to any."""
-    return lambda one: workspace_id in (None, one.workspace_id)
-
-
 def delete(items: dict[Key, Any], keys: Iterable[Key]) -> int:
     """Delete items by their keys, and return how many there were."""
     return sum(items.pop(key, None) is not None for key in keys)
-
-
-def page_by_key(
-    items: Mapping[Any, Item], after: str | None, limit: int, *, reverse: bool = False
-) -> api.Page[Item]:
-    """Return a page in the order of the keys; the cursor is the last key."""
-    last = None if after is None else ast.literal_eval(after)
-    keys = [
-        key
-        for key in sorted(items, reverse=reverse)
-        if last is None or (key < last if reverse else key > last)
-    ]
-    more = repr(keys[limit - 1]) if len(keys) > limit else None
-    return api.Page([items[key] for key in keys[:limit]], more)

@@ -304,15 +304,6 @@ class FileConnection:
 
 
 # ----------------------------------------------------------------------------- values and rows
-def is_text(value: str) -> bool:
-    """Return whether a string can be stored: one with a lone surrogate cannot."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def insert(db: sqlite3.Connection, head: str, rows: Sequence[Sequence[Any]], tail: str = "") -> int:
     """Run ``INSERT INTO … VALUES (…), (…), …`` in as few statements as the chunk sizes allow.
 

@@ -19,12 +19,12 @@ from engage.api import (
     StorageUnavailable,
 )
 from engage.store import changes, people
-from engage.store.keys import key_of
+from engage.store.keys import is_text, key_of
 from engage.store.tables import Plan
 
 from . import checkpoint, schema
 from .batch import Batch
-from .connection import Settings, is_text, translating_errors
+from .connection import Settings, translating_errors
 from .steps import execute
 from .tables import events
 from .transactions import Transactions

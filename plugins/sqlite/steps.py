@@ -16,7 +16,6 @@ from engage.store.keys import key_of
 from engage.store.tables import (
     MAX_PAGE_BYTES,
     Add,
-    Context,
     Delete,
     Get,
     Key,
@@ -29,6 +28,7 @@ from engage.store.tables import (
     Table,
     Under,
 )
+from engage.store.tables import execute as execute_steps
 
 from .connection import insert, look_up
 
@@ -52,17 +52,8 @@ _Numbers = dict[Key, int | None]
 
 def execute(db: sqlite3.Connection, steps: Steps[Result], context: StorageContext) -> Result:
     """Execute the steps of a plan, and return its result."""
-    answer: Any = None
     numbers: _Numbers = {}
-    try:
-        while True:
-            step = steps.send(answer)
-            if isinstance(step, Context):
-                answer = context
-            else:
-                answer = _EXECUTE[type(step)](db, step, numbers)
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
+    return execute_steps(steps, lambda step: _EXECUTE[type(step)](db, step, numbers), context)
 
 
 class _Sql:

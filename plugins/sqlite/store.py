@@ -12,8 +12,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar
 
-import orjson
-
 from engage.api import (
     Backup,
     BackupStore,
@@ -38,11 +36,11 @@ from engage.store.facade import (
     PlannedRecords,
     PlannedSuppressions,
 )
-from engage.store.keys import key_of
+from engage.store.keys import is_text, key_of
 from engage.store.tables import Plan
 
 from . import backup, verification
-from .connection import Settings, is_text
+from .connection import Settings
 from .reader import Reader
 from .steps import execute
 from .tables import events
@@ -251,23 +249,6 @@ class SqliteStorage(
     # ---------------------------------------------------------------------- verification
     def problems(self) -> AsyncIterator[StoreProblem | int]:
         return verification.problems(self._read, self._writer)
-
-
-def _cursor(place: Sequence[str | int] | None) -> str | None:
-    """Return where a page ends as a cursor: the values of a key, as a JSON array."""
-    return None if place is None else orjson.dumps(list(place)).decode()
-
-
-def _place(cursor: str, *types: type) -> Any:
-    """Return the values of a cursor.
-
-    :param types: the type of each value.
-    :raises ValueError: if it is not a cursor of this store.
-    """
-    values = orjson.loads(cursor)
-    if not isinstance(values, list) or [type(value) for value in values] != list(types):
-        raise ValueError("not a cursor of the SQLite storage")
-    return tuple(values)
 
 
 def _number(cursor: str) -> int:

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from engage.api import Event, EventFilter, Outcome, Status
-from engage.store.keys import key_of
+from engage.store.keys import is_text, key_of
 
-from ..connection import insert, is_text, look_up
+from ..connection import insert, look_up
 from ..keys import parts
 from .paging import ReverseWindow, Window
 

@@ -22,20 +22,17 @@ class Window:
         table: str,
         number: str,
         after: int | None,
-        *,
-        bounded: bool = True,
     ) -> None:
         """
         :param number: the column that gives the order.
         :param after: the cursor of the page before; ``None`` starts at the first row.
-        :param bounded: false if an index finds the wanted rows: the page may examine all of them.
         """
         (newest,) = db.execute(f"SELECT max({number}) FROM {table}").fetchone()
         if after is None:
             (first,) = db.execute(f"SELECT min({number}) FROM {table}").fetchone()
             after = (first or 1) - 1
         self.after = after
-        self.last = min(after + MAX_ROWS, newest or 0) if bounded else newest or 0
+        self.last = min(after + MAX_ROWS, newest or 0)
         self._newest = newest or 0
 
     def page(
