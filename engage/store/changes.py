@@ -194,7 +194,7 @@ def _keep_greatest(
 
 
 # -------------------------------------------------------------------------------------- applying
-#: A trait of somebody: (workspace, kind, name, trait).
+#: A trait of a profile: (workspace, kind, name, trait).
 _Trait = tuple[str, int, str, str]
 #: By workspace, and whether with identifiers: where the next search for visitors begins.
 Searched = Mapping[tuple[str, bool], Any]
@@ -295,7 +295,7 @@ class _Write:
                 totals[visitor[0]] += 1
         for workspace in {workspace for workspace, *_ in late}:
             mine = [one for one in late if one[0] == workspace]
-            # Nobody gives way whom this write changes or links.
+            # The visitors that this write changes or links stay.
             kept = {name for *_, name in self.profiles}
             kept.update(name for _, name in self.folded.links)
             gone = yield from _make_room(workspace, len(mine), kept, places)

@@ -332,7 +332,7 @@ def _having(workspace_id: str, trait: str, value: str) -> Steps[list[str]]:
 def find_visitors(
     workspace_id: str, trait: str, values: Sequence[str]
 ) -> Steps[dict[str, list[str]]]:
-    """Return the visitors that belong to nobody: value → anonymous ids, oldest claim first."""
+    """Return the visitors without a user: value → anonymous ids, oldest claim first."""
     found = {}
     for value in values:
         some = yield from _candidates(workspace_id, trait, value, VISITOR)

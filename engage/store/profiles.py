@@ -138,7 +138,7 @@ class LinkRow(NamedTuple):
 
 
 class Identifier(NamedTuple):
-    """A value by which somebody is looked up."""
+    """A value by which a user or a visitor is looked up."""
 
     workspace: str
     kind: int
@@ -248,7 +248,7 @@ def owners(visitors: Collection[tuple[str, str]]) -> Steps[dict[tuple[str, str],
 
 
 def may_expire(visitors: Sequence[Profile]) -> Steps[list[Profile]]:
-    """Return those visitors that belong to nobody and made no choice."""
+    """Return the visitors that belong to no user and made no choice."""
     owner = yield from owners([one.visitor for one in visitors])
     alone = [one for one in visitors if one.visitor not in owner]
     chosen = yield Under(CHOICES, [one.person for one in alone])
