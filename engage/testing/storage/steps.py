@@ -23,6 +23,8 @@ from engage.store.tables import (
     Page,
     Pages,
     Put,
+    Recall,
+    Remember,
     Row,
     Steps,
     Under,
@@ -80,6 +82,24 @@ def increment(name: str) -> Steps[int]:
     number: int = (yield from version(name)) + 1
     yield Put(VERSIONS, [(name, number)])
     return number
+
+
+@plan()
+def delete_records(kind: str, before: int, limit: int) -> Steps[int]:
+    """Delete the oldest records."""
+    oldest = Pages(RECORDS, limit, by=("kind", "at"), equal={"kind": kind}, high=before)
+    deleted: int = yield Delete(RECORDS, oldest)
+    return deleted
+
+
+@plan(repeatable=False)
+def remember(number: int, error: str) -> Steps[dict[str, int]]:
+    """Remember a number, or forget for 0, and return what was remembered before."""
+    known = dict((yield Recall("numbers")))
+    yield Remember("numbers", {"n": number} if number else None)
+    if error:
+        raise ValueError(error)
+    return known
 
 
 def _calls(*steps: Any) -> list[tuple[str, str, list[Row]]]:
@@ -194,6 +214,11 @@ class StepTests:
                 lambda row: row[:3],
                 lambda row: row[4] == 2 and row[5] != 1,
             ),
+            (
+                {"by": by_time, "one_of": {("kind", "id"): ["a"]}, "below": {"at": 2}},
+                lambda row: (row[0], row[-2], row),
+                lambda row: row[0] == "a" and row[-2] < 2,
+            ),
             ({"equal": {"body": b"none"}}, lambda row: row, lambda row: False),
             ({"one_of": {"version": []}}, lambda row: row, lambda row: False),
             ({"equal": dict(zip(RECORDS.columns, rows[0], strict=True))}, len, rows[0].__eq__),
@@ -209,6 +234,24 @@ class StepTests:
                 assert page.place is not None
                 rest = [row for later in found[number + 1 :] for row in later.rows]
                 assert await rows_of(store, step._replace(after=page.place)) == rest
+
+    @on_open(Executor)
+    async def test_the_rows_of_a_page_are_deleted(self, store: Executor) -> None:
+        rows, other = [_record("a", f"{-at}", at) for at in range(5)], _record("b", "x")
+        await run(store, Put(RECORDS, [*rows, other]))
+        for deleted in (2, 2, 0):
+            assert await store.run(delete_records, "a", len(rows) - 1, 2) == deleted
+        assert await rows_of(store, Pages(RECORDS, 1)) == [rows[-1], other]
+
+    @on_open(Executor)
+    async def test_only_what_is_durable_is_remembered(self, store: Executor) -> None:
+        """If anything: an executor may forget."""
+        assert await store.run(remember, 1, "") == {}
+        with pytest.raises(Exception, match="told to fail"):
+            await store.run(remember, 2, "told to fail")
+        assert await store.run(remember, 2, "") in ({}, {"n": 1})
+        assert await store.run(remember, 0, "") in ({}, {"n": 2})
+        assert await store.run(remember, 1, "") == {}
 
     @on_open(Executor)
     async def test_no_row_appears_behind_a_place(self, store: Executor) -> None:
