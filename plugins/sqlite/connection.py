@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import errno
 import functools
+import itertools
 import os
 import shutil
 import sqlite3
@@ -364,4 +365,4 @@ def _chunks(rows: Sequence[Sequence[Any]]) -> Iterator[Sequence[Sequence[Any]]]:
 
 
 def _flatten(rows: Sequence[Sequence[Any]]) -> list[Any]:
-    return [value for row in rows for value in row]
+    return [*itertools.chain.from_iterable(rows)]

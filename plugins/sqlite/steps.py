@@ -7,6 +7,7 @@ The file has a few tables in another form than the plans: :class:`_Sql` knows it
 from __future__ import annotations
 
 import functools
+import itertools
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final, TypeVar
@@ -64,16 +65,18 @@ class _Sql:
         self.owner = None if table.within is None else _sql(table.within)
         #: How many columns of the key are one number in the file.
         self.width = 0 if table.within is None else table.within.key
-        self._number = "profile" if self.owner else _NUMBERS.get(table.name, "number")
+        self.number = "profile" if self.owner else _NUMBERS.get(table.name, "number")
         self.is_hashed = table.name in _HASHED
         beside = _BESIDE.get(table.name, ())
         self._beside = [table.columns.index(name) for name in beside]
         own = [self.column(name) for name in table.columns[self.width :]]
-        first = [self._number] if self.owner else ["key"] if self.is_hashed else []
+        first = [self.number] if self.owner else ["key"] if self.is_hashed else []
         self.key = first if self.is_hashed else [*first, *own[: table.key - self.width]]
         written = [*first, *own, *beside]
-        values = [f"{one} = excluded.{one}" for one in own if one not in (*self.key, self._number)]
-        target = f"ON CONFLICT ({', '.join(self.key)}) DO"
+        values = [f"{one} = excluded.{one}" for one in own if one not in (*self.key, self.number)]
+        # The number of an owner is known when it is written.
+        unique = [self.number] if table.name in _OWNERS else self.key
+        target = f"ON CONFLICT ({', '.join(unique)}) DO"
         self.insert = f"INSERT INTO {table.name} ({', '.join(written)})"
         self.or_skip = f"{target} NOTHING"
         # A row that is all key is replaced by itself.
@@ -95,7 +98,7 @@ class _Sql:
 
     def column(self, name: str) -> str:
         """Return how a column is called in the file."""
-        return self._number if name == "number" else name
+        return self.number if name == "number" else name
 
     @functools.cache  # noqa: B019 (each table has one)
     def reference(self, name: str) -> str:
@@ -105,34 +108,59 @@ class _Sql:
             return f"{self.owner.table.name}.{name}" if self.owner else name
         return f"{self.table.name}.{self.column(name)}"
 
-    def keys(self, db: sqlite3.Connection, keys: Iterable[Key], numbers: _Numbers) -> list[Key]:
+    def keys(self, db: sqlite3.Connection, keys: Collection[Key], numbers: _Numbers) -> list[Key]:
         """Return the values of the columns of the key in the file, or of their beginning."""
         if self.is_hashed:
             return [(key_of(*key),) for key in keys]
         if self.owner is None:
             return [*keys]
-        keys, width = [*keys], self.width
-        self.owner.load(db, {key[:width] for key in keys}, numbers)
+        width, owners = self.width, self._numbers_of(db, keys, numbers)
         return [
-            (number, *key[width:]) for key in keys if (number := numbers[key[:width]]) is not None
+            (number, *key[width:])
+            for number, key in zip(owners, keys, strict=True)
+            if number is not None
         ]
 
-    def rows(self, db: sqlite3.Connection, rows: Iterable[Row], numbers: _Numbers) -> list[Row]:
+    def rows(self, db: sqlite3.Connection, rows: Collection[Row], numbers: _Numbers) -> list[Row]:
         """Return the values that are written of rows."""
+        if self.table.name in _OWNERS:
+            return self._numbered(db, rows, numbers)
         if self.is_hashed:
             return [(key_of(*row[: self.table.key]), *row) for row in rows]
         if self.owner is None:
             return [*rows]
-        rows, width = [*rows], self.width
-        self.owner.load(db, {row[:width] for row in rows}, numbers)
-        return [
-            (numbers[row[:width]], *row[width:], *[row[at] for at in self._beside]) for row in rows
-        ]
+        width, owners = self.width, self._numbers_of(db, rows, numbers)
+        if self._beside:
+            rows = [(*row, *[row[at] for at in self._beside]) for row in rows]
+        return [(number, *row[width:]) for number, row in zip(owners, rows, strict=True)]
 
-    def load(self, db: sqlite3.Connection, keys: Collection[Key], numbers: _Numbers) -> None:
+    def _numbered(
+        self, db: sqlite3.Connection, rows: Collection[Row], numbers: _Numbers
+    ) -> list[Row]:
+        """Return rows with their numbers; a new one gets the next."""
+        width = self.table.key
+        keys = [row[:width] for row in rows]
+        self.load(db, keys, numbers)
+        query = f"SELECT ifnull(max({self.number}), 0) FROM {self.table.name}"
+        following = itertools.count(db.execute(query).fetchone()[0] + 1)
+        for key in keys:
+            numbers[key] = numbers[key] or next(following)
+        return [(*row[:-1], numbers[key]) for row, key in zip(rows, keys, strict=True)]
+
+    def _numbers_of(
+        self, db: sqlite3.Connection, rows: Collection[Row], numbers: _Numbers
+    ) -> list[int | None]:
+        """Return the number of the row to which each of these belongs, given by rows or keys."""
+        width = self.width
+        owners = [row[:width] for row in rows]
+        if self.owner:
+            self.owner.load(db, owners, numbers)
+        return [*map(numbers.__getitem__, owners)]
+
+    def load(self, db: sqlite3.Connection, keys: Iterable[Key], numbers: _Numbers) -> None:
         """Learn the numbers of rows."""
-        if missing := [key for key in keys if key not in numbers]:
-            columns = ", ".join((*self.key, self._number))
+        if missing := {key for key in keys if key not in numbers}:
+            columns = ", ".join((*self.key, self.number))
             numbers.update(dict.fromkeys(missing))
             for row in look_up(db, self.look_up(columns, self.table.key), missing):
                 numbers[row[:-1]] = row[-1]
@@ -154,8 +182,8 @@ class _Sql:
         rows = look_up(db, self.look_up(self.short, len(stored[0])), stored)
         if self.owner is None:
             return rows
-        owners = {numbers[key[: self.width]]: key[: self.width] for key in keys}
-        return [(*owners[row[0]], *row[1:]) for row in rows]
+        owners = {numbers[owner]: owner for owner in {key[: self.width] for key in keys}}
+        return [owners[row[0]] + row[1:] for row in rows]
 
 
 _sql: Final = functools.cache(_Sql)
@@ -190,9 +218,9 @@ def _under(db: sqlite3.Connection, step: Under, numbers: _Numbers) -> dict[Key, 
         # By the numbers of the rows to which they belong.
         stored = sql.keys(db, found, numbers)
         of_number = {numbers[owner]: (owner, rows) for owner, rows in found.items()}
-        for number, *row in look_up(db, sql.look_up(sql.short, 1), stored):
-            owner, rows = of_number[number]
-            rows.append((*owner, *row))
+        for row in look_up(db, sql.look_up(sql.short, 1), stored):
+            owner, rows = of_number[row[0]]
+            rows.append(owner + row[1:])
     else:
         for row in _sql(step.table).read(db, found, numbers):
             found[row[:width]].append(row)
@@ -236,10 +264,6 @@ def _add(db: sqlite3.Connection, step: Add, numbers: _Numbers) -> dict[Key, Row]
 def _put(db: sqlite3.Connection, step: Put, numbers: _Numbers) -> None:
     sql = _sql(step.table)
     insert(db, sql.insert, sql.rows(db, step.rows, numbers), sql.or_replace)
-    if step.table.name in _OWNERS:
-        for row in step.rows:
-            if row[-1] is None:
-                numbers.pop(row[: step.table.key], None)
 
 
 def _delete(db: sqlite3.Connection, step: Delete, numbers: _Numbers) -> int:
@@ -336,7 +360,14 @@ def _end(db: sqlite3.Connection, step: Pages, query: _Query) -> tuple[Place | No
     return (min(far, newest, key=lambda number: sign * number),), sign * far < sign * newest
 
 
-def _page(db: sqlite3.Connection, step: Pages, _: _Numbers) -> Page:
+def _page(db: sqlite3.Connection, step: Pages, numbers: _Numbers) -> Page:
+    page = _page_of(db, step)
+    if step.table.name in _OWNERS:
+        numbers.update({row[: step.table.key]: row[-1] for row in page.rows})
+    return page
+
+
+def _page_of(db: sqlite3.Connection, step: Pages) -> Page:
     query = _Query(step)
     end, more = None, False
     if query.is_filtered:
