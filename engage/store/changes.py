@@ -9,6 +9,7 @@ result does not depend on the order in which events arrive, except for limits.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -56,6 +57,8 @@ from engage.store.profiles import (
 )
 from engage.store.tables import Context, Delete, Get, Key, Pages, Put, Row, Steps, Table, Under
 
+#: A trait of a profile: (workspace, kind, name, trait).
+_Trait = tuple[str, int, str, str]
 #: A user, and an anonymous id.
 Pair = tuple[Person, str]
 #: Visitors that are examined at once so that some give way to new ones, and how often that is done
@@ -98,17 +101,20 @@ class FoldedChanges:
     seen: dict[Person, tuple[int, int]] = dataclasses.field(default_factory=dict)
     #: Visitor → when the last event was received.
     visited: dict[Person, int] = dataclasses.field(default_factory=dict)
-    #: The value is ``None`` if the trait is removed.
-    traits: dict[tuple[Person, str], tuple[Version, bytes | None]] = dataclasses.field(
-        default_factory=dict
+    #: By the names of traits. The value is ``None`` if the trait is removed.
+    traits: dict[Person, dict[str, tuple[Version, bytes | None]]] = dataclasses.field(
+        default_factory=lambda: collections.defaultdict(dict)
     )
-    #: Of the declared identifier traits: (user, trait, value) → least time of receipt, in order of
-    #: arrival. Each value is in the form in which users are looked up.
-    claims: dict[tuple[Person, str, str], int] = dataclasses.field(default_factory=dict)
+    #: Of the declared identifier traits: value → least time of receipt, in order of arrival. Each
+    #: value is in the form in which users are looked up.
+    claims: dict[_Trait, dict[str, int]] = dataclasses.field(
+        default_factory=lambda: collections.defaultdict(dict)
+    )
     #: The form of the greatest value in ``traits``, or ``None`` if no user can be looked up by it.
-    forms: dict[tuple[Person, str], str | None] = dataclasses.field(default_factory=dict)
-    memberships: dict[tuple[Person, str], tuple[Version, bool]] = dataclasses.field(
-        default_factory=dict
+    forms: dict[_Trait, str | None] = dataclasses.field(default_factory=dict)
+    #: By the ids of groups.
+    memberships: dict[Person, dict[str, tuple[Version, bool]]] = dataclasses.field(
+        default_factory=lambda: collections.defaultdict(dict)
     )
     #: The first of the events that made the link: received at, message id, origin.
     links: dict[Pair, Version] = dataclasses.field(default_factory=dict)
@@ -142,15 +148,16 @@ def fold(
                         folded.visited[subject] = max(last, event.received_at)
                 case Traits(kind, name, traits):
                     subject = (workspace, KINDS[kind], name)
+                    registers = folded.traits[subject]
                     for trait, value in traits.items():
-                        _keep_greatest(folded.traits, (subject, trait), version, value)
+                        _keep_greatest(registers, trait, version, value)
                     if subject[1] != GROUP:
                         for trait in identifiers.get(workspace, ()):
                             if trait in traits:
                                 _claim(folded, subject, trait, traits[trait], version, event)
                 case Membership(kind, name, group, assigned):
-                    register = ((workspace, KINDS[kind], name), group)
-                    _keep_greatest(folded.memberships, register, version, assigned)
+                    subject = (workspace, KINDS[kind], name)
+                    _keep_greatest(folded.memberships[subject], group, version, assigned)
                 case Link(user, anonymous):
                     link = ((workspace, USER, user), anonymous)
                     known = known_links.get(link)
@@ -172,11 +179,11 @@ def _claim(
     event: Event,
 ) -> None:
     value = None if encoded is None else identifier_value(trait, orjson.loads(encoded))
-    if folded.traits[subject, trait][0] == version:
-        folded.forms[subject, trait] = value
+    if folded.traits[subject][trait][0] == version:
+        folded.forms[*subject, trait] = value
     if value is not None:
-        claim, at = (subject, trait, value), event.received_at
-        folded.claims[claim] = min(at, folded.claims.get(claim, at))
+        claims, at = folded.claims[*subject, trait], event.received_at
+        claims[value] = min(at, claims.get(value, at))
 
 
 def _extend(seen: dict[Person, tuple[int, int]], subject: Person, at: int) -> None:
@@ -194,8 +201,6 @@ def _keep_greatest(
 
 
 # -------------------------------------------------------------------------------------- applying
-#: A trait of a profile: (workspace, kind, name, trait).
-_Trait = tuple[str, int, str, str]
 #: By workspace, and whether with identifiers: where the next search for visitors begins.
 Searched = Mapping[tuple[str, bool], Any]
 
@@ -274,10 +279,11 @@ class _Write:
         self.rows: dict[Table, list[Row]] = {}
 
     def stored(
-        self, table: Table, registers: Iterable[tuple[Person, str]]
+        self, table: Table, registers: Iterable[tuple[Person, Iterable[str]]]
     ) -> Steps[Mapping[Key, Row]]:
-        """Read the rows of registers."""
-        keys = [(*person, name) for person, name in registers if person not in self.new]
+        """Read the rows of registers, given by their names."""
+        old = [(person, names) for person, names in registers if person not in self.new]
+        keys = [(*person, name) for person, names in old for name in names]
         return (yield Get(table, keys)) if keys else {}
 
     def limit_visitors(self, new: Sequence[Person], places: dict[Any, Any]) -> Steps[None]:
@@ -305,12 +311,15 @@ class _Write:
     def _leave_out(self, people: Collection[Person]) -> None:
         self.dropped += len(people)
         self.changed.difference_update(people)
+        folded = self.folded
         for person in people:
-            del self.profiles[person], self.folded.seen[person]
-        registers: list[dict[Any, Any]] = [self.folded.traits, self.folded.memberships]
-        for register in (*registers, self.folded.claims, self.folded.forms):
-            for key in [key for key in register if key[0] in people]:
-                del register[key]
+            del self.profiles[person], folded.seen[person]
+            folded.traits.pop(person, None)
+            folded.memberships.pop(person, None)
+        identified: list[dict[_Trait, Any]] = [folded.claims, folded.forms]
+        for found in identified:
+            for key in [key for key in found if key[:3] in people]:
+                del found[key]
 
     def set_times(self) -> None:
         """Set when people were first and last seen."""
@@ -329,35 +338,38 @@ class _Write:
     def set_traits(self) -> Steps[None]:
         """Set the registers that win."""
         folded, limits = self.folded, self.limits
-        stored = yield from self.stored(TRAITS, folded.traits)
+        stored = yield from self.stored(TRAITS, folded.traits.items())
         room = {number: limits.of(kind) for number, kind in KIND_OF.items()}
         forms: dict[_Trait, str | None] = {}
         rows = self.rows[TRAITS] = []
-        for (person, trait), (version, value) in folded.traits.items():
-            one, key = self.profiles[person], (*person, trait)
+        for person, registers in folded.traits.items():
+            one, count = self.profiles[person], len(rows)
             most, most_bytes, _ = room[one.kind]
-            before = 0
-            if key in stored:
-                *_, at, _, message_id, origin, before = stored[key]
-                if (at, message_id, origin) > version:
+            for trait, (version, value) in registers.items():
+                key, before = (*person, trait), 0
+                if key in stored:
+                    _, _, _, _, known, _, message_id, origin, before = stored[key]
+                    if (known, message_id, origin) > version:
+                        continue
+                identifies = key in folded.forms
+                size = 0 if value is None else len(orjson.dumps(trait)) + len(value)
+                if (identifies or trait.startswith(TRUSTED)) and size <= limits.identifier_bytes:
+                    size = 0
+                added = bool(size) - bool(before)
+                if (added > 0 and one.traits >= most) or (
+                    size > before and one.trait_bytes - before + size > most_bytes
+                ):
+                    self.dropped += 1
                     continue
-            identifies = (person, trait) in folded.forms
-            size = 0 if value is None else len(orjson.dumps(trait)) + len(value)
-            if (identifies or trait.startswith(TRUSTED)) and size <= limits.identifier_bytes:
-                size = 0
-            added = bool(size) - bool(before)
-            if (added > 0 and one.traits >= most) or (
-                size > before and one.trait_bytes - before + size > most_bytes
-            ):
-                self.dropped += 1
-                continue
-            one.traits += added
-            one.trait_bytes += size - before
-            self.changed.add(person)
-            at, message_id, origin = version
-            rows.append((*key, at, REMOVED if value is None else value, message_id, origin, size))
-            if identifies:
-                forms[key] = folded.forms[person, trait]
+                one.traits += added
+                one.trait_bytes += size - before
+                at, message_id, origin = version
+                encoded = REMOVED if value is None else value
+                rows.append((*key, at, encoded, message_id, origin, size))
+                if identifies:
+                    forms[key] = folded.forms[key]
+            if len(rows) > count:
+                self.changed.add(person)
         if folded.forms:
             yield from self._set_identifiers(forms)
 
@@ -372,9 +384,7 @@ class _Write:
         :param forms: the values that traits have now, in the form in which users are looked up;
             ``None``: there is none.
         """
-        claims: dict[_Trait, dict[str, int]] = {key: {} for key in forms}
-        for (person, trait, value), at in self.folded.claims.items():
-            claims.setdefault((*person, trait), {})[value] = at
+        claims: dict[_Trait, dict[str, int]] = {key: {} for key in forms} | self.folded.claims
         old = [key for key in claims if key[:3] not in self.new]
         stored = (yield Get(IDENTIFIERS, old)) if old else {}
         before = {key: (value, at) for key, (*_, value, at) in stored.items()}
@@ -414,22 +424,23 @@ class _Write:
 
     def set_memberships(self) -> Steps[None]:
         """Set the registers that win."""
-        stored = yield from self.stored(MEMBERSHIPS, self.folded.memberships)
+        stored = yield from self.stored(MEMBERSHIPS, self.folded.memberships.items())
         room = {number: self.limits.of(kind) for number, kind in KIND_OF.items()}
         rows = self.rows[MEMBERSHIPS] = []
-        for (person, group), (version, assigned) in self.folded.memberships.items():
-            one, key = self.profiles[person], (*person, group)
-            if key in stored:
-                *_, at, message_id, origin, _ = stored[key]
-                if (at, message_id, origin) > version:
+        for person, registers in self.folded.memberships.items():
+            one = self.profiles[person]
+            for group, (version, assigned) in registers.items():
+                key = (*person, group)
+                if key in stored:
+                    if stored[key][4:7] > version:
+                        continue
+                elif one.memberships >= room[one.kind][-1]:
+                    self.dropped += 1
                     continue
-            elif one.memberships >= room[one.kind][-1]:
-                self.dropped += 1
-                continue
-            else:
-                one.memberships += 1
-            self.changed.add(person)
-            rows.append((*key, *version, int(assigned)))
+                else:
+                    one.memberships += 1
+                self.changed.add(person)
+                rows.append((*key, *version, int(assigned)))
 
     def set_links(self) -> Steps[dict[Pair, int]]:
         """Set links and decisions.
@@ -437,7 +448,7 @@ class _Write:
         :return: the links that are stored, with when the first event was received.
         """
         pairs = {**self.folded.links, **self.folded.decisions}
-        stored = yield from self.stored(LINKS, pairs)
+        stored = yield from self.stored(LINKS, ((user, (name,)) for user, name in pairs))
         rows = self.rows[LINKS] = []
         kept = {}
         for pair in pairs:
