@@ -79,21 +79,21 @@ def _profile(row: Row) -> Profile:
 def _with_visitors(users: Sequence[Profile]) -> Steps[list[_User]]:
     """Return users with what is linked to them, and the visitors that belong to them."""
     linked = [one.person for one in users if one.links]
-    rows = (yield Under(LINKS, linked)) if linked else {}
+    if not linked:
+        return [(user, (), ()) for user in users]
     links = {
-        user: [link for link in map(LinkRow._make, of_user) if link.counts]
-        for user, of_user in rows.items()
+        user: sorted([link for link in map(LinkRow._make, rows) if link.counts], key=_by_first)
+        for user, rows in (yield Under(LINKS, linked)).items()
     }
     ids = {(link.workspace, VISITOR, link.anonymous_id) for some in links.values() for link in some}
     stored = {one.visitor: one for one in (yield from profiles(ids))}
     first = yield from first_users(stored)
     most = (yield Context()).profile_limits.user_visitors
-    found: list[_User] = []
-    for user in users:
-        mine = sorted(links.get(user.person, ()), key=_by_first)
-        visitors = [stored[link.visitor] for link in mine if first.get(link.visitor) == user.person]
-        found.append((user, [link.anonymous_id for link in mine], visitors[:most]))
-    return found
+    found: dict[Person, tuple[Sequence[str], Sequence[Profile]]] = {}
+    for user, mine in links.items():
+        visitors = [stored[link.visitor] for link in mine if first.get(link.visitor) == user]
+        found[user] = [link.anonymous_id for link in mine], visitors[:most]
+    return [(user, *found.get(user.person, ((), ()))) for user in users]
 
 
 # ------------------------------------------------------------------------------------------ reading
@@ -104,12 +104,15 @@ def _decoded(value: bytes) -> Any:
 _Rows = Mapping[Person, Sequence[Row]]
 
 
-def _stored(people: Sequence[_User]) -> Steps[tuple[_Rows, _Rows]]:
-    """Read the traits and the memberships of users, and of the visitors that are merged."""
-    everyone = [one for user, _, visitors in people for one in (user, *visitors)]
-    traits = (yield Under(TRAITS, [one.person for one in everyone])) if everyone else {}
-    members = [one.person for one in everyone if one.memberships]
-    return traits, (yield Under(MEMBERSHIPS, members)) if members else {}
+def _groups(people: Iterable[Profile]) -> Steps[_Rows]:
+    """Read memberships."""
+    members = [one.person for one in people if one.memberships]
+    return (yield Under(MEMBERSHIPS, members)) if members else {}
+
+
+def _joined(groups: _Rows, person: Person) -> list[str]:
+    """Return the groups of which somebody is a member."""
+    return sorted([row[3] for row in groups[person] if row[-1]]) if person in groups else []
 
 
 def _registers(one: Profile, traits: _Rows, groups: _Rows) -> Registers:
@@ -133,11 +136,11 @@ def _registers(one: Profile, traits: _Rows, groups: _Rows) -> Registers:
 def _merged(people: Sequence[_User]) -> Steps[list[UserProfile]]:
     """Merge users with their visitors. Most users have none, and need no versions."""
     context = yield Context()
-    traits, groups = yield from _stored([one for one in people if one[2]])
     alone = [user for user, _, visitors in people if not visitors]
-    values = (yield Under(VALUES, [one.person for one in alone])) if alone else {}
-    members = [one.person for one in alone if one.memberships]
-    groups = {**groups, **((yield Under(MEMBERSHIPS, members)) if members else {})}
+    together = [one for user, _, visitors in people if visitors for one in (user, *visitors)]
+    values = yield Under(VALUES, [one.person for one in alone])
+    traits = yield Under(TRAITS, [one.person for one in together])
+    groups = yield from _groups((*alone, *together))
     users = []
     for user, names, visitors in people:
         space, person = user.workspace, user.person
@@ -155,7 +158,7 @@ def _merged(people: Sequence[_User]) -> Steps[list[UserProfile]]:
                 created_at=first,
                 updated_at=last,
                 anonymous_ids=sorted(names),
-                groups=sorted([group for *_, group, _, _, _, on in groups.get(person, ()) if on]),
+                groups=_joined(groups, person),
                 traits=current,
                 trait_times=times,
                 certain=api.certain_of({**current, **trusted}, declared) if trusted else {},
@@ -214,7 +217,9 @@ def scan_users(workspace_id: str | None, after: str | None, limit: int) -> Steps
     for step in _steps(existing):
         people = yield from _with_visitors(step)
         for count, (user, _, visitors) in enumerate(people, 1):
-            size += sum([one.trait_bytes for one in (user, *visitors)])
+            size += user.trait_bytes
+            for one in visitors:
+                size += one.trait_bytes
             if size > MAX_PAGE_BYTES:
                 users += yield from _merged(people[:count])
                 return Page(users, cursor_of((user.number,)))
@@ -245,12 +250,25 @@ def scan_visitors(
 
 def _visitors(visitors: Sequence[Profile]) -> Steps[list[VisitorProfile]]:
     owner = yield from owners([one.visitor for one in visitors])
-    traits, groups = yield from _stored([(one, (), ()) for one in visitors])
+    values = yield Under(VALUES, [one.person for one in visitors])
+    groups = yield from _groups(visitors)
     found = []
     for one in visitors:
         user = owner.get(one.visitor)
-        registers = _registers(one, traits, groups)
-        found.append(api.visitor_of(one.workspace, registers, None if user is None else user.name))
+        current, times, _ = _values(values[one.person])
+        first, last = one.times
+        found.append(
+            VisitorProfile(
+                workspace_id=one.workspace,
+                anonymous_id=one.name,
+                user_id=None if user is None else user.name,
+                created_at=first,
+                updated_at=last,
+                groups=_joined(groups, one.person),
+                traits=current,
+                trait_times=times,
+            )
+        )
     return found
 
 
