@@ -36,6 +36,7 @@ from engage.store.profiles import (
     KIND_OF,
     LINKS,
     MEMBERSHIPS,
+    PERSONS,
     PROFILES,
     REMOVED,
     TRAITS,
@@ -379,7 +380,7 @@ def users_beginning(
 ) -> Steps[list[str]]:
     """Return the ids of users of which the id, or an identifier, has a beginning."""
     equal: dict[str, Any] = {"workspace": workspace_id, "kind": USER}
-    table, by = PROFILES, PROFILES.columns[:3]
+    table, by = PERSONS, PERSONS.columns
     if trait is not None:
         equal["trait"] = trait
         table, by = IDENTIFIERS, IDENTIFIERS.indexes[0][:3]

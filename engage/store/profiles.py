@@ -155,6 +155,7 @@ class Identifier(NamedTuple):
 
 
 PROFILES: Final = Table("profiles", types_of(Profile), key=3, arrival=True)
+PERSONS: Final = dataclasses.replace(PROFILES, types=_PERSON)
 #: The values of traits, and when each was set.
 VALUES: Final = Table(
     "traits",

@@ -43,6 +43,9 @@ _HASHED: Final = frozenset({"letters"})
 #: the row to which they belong: an index has them.
 _BESIDE: Final = {"links": ("workspace",), "identifiers": ("workspace", "kind")}
 
+#: Table → the values that rows have which its index has.
+_PARTIAL: Final = {"links": {"undone": 0}}
+
 #: The tables of rows to which others belong. The last column is the number.
 _OWNERS: Final = frozenset({"profiles"})
 
@@ -68,7 +71,9 @@ class _Sql:
         self.number = "profile" if self.owner else _NUMBERS.get(table.name, "number")
         self.is_hashed = table.name in _HASHED
         beside = _BESIDE.get(table.name, ())
-        self._beside = [table.columns.index(name) for name in beside]
+        #: Column → its place in a row.
+        self.at = {name: at for at, name in enumerate(table.columns)}
+        self._beside = [self.at[name] for name in beside]
         own = [self.column(name) for name in table.columns[self.width :]]
         first = [self.number] if self.owner else ["key"] if self.is_hashed else []
         self.key = first if self.is_hashed else [*first, *own[: table.key - self.width]]
@@ -103,7 +108,7 @@ class _Sql:
     @functools.cache  # noqa: B019 (each table has one)
     def reference(self, name: str) -> str:
         """Return a column with the alias of its table."""
-        at = self.table.columns.index(name) if name in self.table.columns else self.width
+        at = self.at.get(name, self.width)
         if at < self.width and at not in self._beside:
             return f"{self.owner.table.name}.{name}" if self.owner else name
         return f"{self.table.name}.{self.column(name)}"
@@ -211,8 +216,9 @@ def _under(db: sqlite3.Connection, step: Under, numbers: _Numbers) -> dict[Key, 
     found: dict[Key, list[Row]] = {prefix: [] for prefix in step.prefixes}
     width = len(next(iter(found), ()))
     if step.by:
-        at = [step.table.columns.index(name) for name in step.by[:width]]
-        for row in look_up(db, _by_index(step, width), found):
+        at = [_sql(step.table).at[name] for name in step.by[:width]]
+        query = _by_index(step.table, step.by, width, (*step.equal.items(),), step.first)
+        for row in look_up(db, query, found):
             found[tuple([row[one] for one in at])].append(row)
     elif width == (sql := _sql(step.table)).width:
         # By the numbers of the rows to which they belong.
@@ -227,25 +233,28 @@ def _under(db: sqlite3.Connection, step: Under, numbers: _Numbers) -> dict[Key, 
     return found
 
 
-def _by_index(step: Under, width: int) -> str:
+@functools.cache
+def _by_index(
+    table: Table, by: tuple[str, ...], width: int, equal: tuple[Any, ...], first: bool
+) -> str:
     """Return the query for the rows under prefixes of an index."""
-    sql, name = _sql(step.table), step.table.name
+    sql, name = _sql(table), table.name
 
     def where(alias: str) -> str:
         return " AND ".join(
             (
-                *(f"{alias}.{one} = k.column{at}" for at, one in enumerate(step.by[:width], 1)),
-                *(f"{alias}.{one} IS NOT NULL" for one in step.by[width:]),
-                *(f"{alias}.{one} = {value!r}" for one, value in step.equal.items()),
+                *(f"{alias}.{one} = k.column{at}" for at, one in enumerate(by[:width], 1)),
+                *(f"{alias}.{one} IS NOT NULL" for one in by[width:]),
+                *(f"{alias}.{one} = {value!r}" for one, value in equal),
             )
         )
 
     select = f"SELECT {sql.columns} FROM {{keys}} k CROSS JOIN {sql.source}"
-    if not step.first:
+    if not first:
         return f"{select} WHERE {where(name)}"
     # The prefix has the other columns of the key.
     number = sql.key[0]
-    order = ", ".join(f"f.{one}" for one in (*step.by[width:], number))
+    order = ", ".join(f"f.{one}" for one in (*by[width:], number))
     rows = f"{name} f WHERE {where('f')} ORDER BY {order} LIMIT 1"
     return f"{select} WHERE {number} = (SELECT f.{number} FROM {rows}) AND {where(name)}"
 
@@ -287,8 +296,14 @@ class _Query:
         self.free = self.order[self.given :]
         self.conditions: list[str] = []
         self.values: list[Any] = []
+        #: The names in ``equal`` that neither the order nor an index serves.
+        self.others = [*step.equal.keys() - {*order[: self.given]}]
         for name in order[: self.given]:
             self._where(f"{self.sql.reference(name)} = ?", [step.equal[name]])
+        for name, value in _PARTIAL.get(step.table.name, {}).items():
+            if step.by and name in self.others and step.equal[name] == value:
+                self.others.remove(name)
+                self._where(f"{self.sql.reference(name)} = {value}", [])
         for sign, bound in ((">=", step.low), ("<", step.high)):
             if bound is not None:
                 self._where(f"{self.free[0]} {sign} ?", [bound])
@@ -312,11 +327,11 @@ class _Query:
     def is_filtered(self) -> bool:
         """Whether there are conditions that the order does not serve."""
         step = self.step
-        return bool(step.one_of or step.least) or len(step.equal) > self.given
+        return bool(step.one_of or step.least or self.others)
 
     def filter(self) -> None:
         """Add these conditions. With a + SQLite keeps to the order, and uses no other index."""
-        for name in self.step.equal.keys() - {*self.step.order[: self.step.given]}:
+        for name in self.others:
             self._where(f"+{self.sql.reference(name)} IS ?", [self.step.equal[name]])
         for name, values in self.step.one_of.items():
             column, marks = f"+{self.sql.reference(name)}", ", ".join("?" * len(values))
@@ -361,39 +376,42 @@ def _end(db: sqlite3.Connection, step: Pages, query: _Query) -> tuple[Place | No
 
 
 def _page(db: sqlite3.Connection, step: Pages, numbers: _Numbers) -> Page:
-    page = _page_of(db, step)
-    if step.table.name in _OWNERS:
-        numbers.update({row[: step.table.key]: row[-1] for row in page.rows})
-    return page
-
-
-def _page_of(db: sqlite3.Connection, step: Pages) -> Page:
-    query = _Query(step)
+    query, table = _Query(step), step.table
     end, more = None, False
     if query.is_filtered:
         end, more = _end(db, step, query)
         if end is not None:
             query.end(end)
         query.filter()
-    sql, limit = query.sql, f"LIMIT {step.limit + 1}"
-    if not sql.large and {*step.order} <= {*step.table.columns}:
-        # Nothing has to be counted, and the last row has the place.
-        rows = query.rows(db, sql.columns, limit).fetchall()
-        if len(rows) > step.limit:
-            del rows[step.limit :]
-            end, more = None, True
-        if end is None and rows:
-            end = tuple([rows[-1][step.table.columns.index(name)] for name in step.order])
-        return Page(rows, end or step.after, more)
-    rows = []
-    place, size, width = step.after, 0, len(query.order)
-    for found in query.rows(db, f"{', '.join(query.order)}, {sql.columns}", limit):
+    sql, width, at = query.sql, len(table.columns), {**query.sql.at}
+    for name in step.order:
+        at.setdefault(name, len(at))
+    columns = ", ".join((sql.columns, *map(sql.reference, [*at][width:])))
+    rows, is_full = _until_full(query.rows(db, columns, f"LIMIT {step.limit + 1}"), step, sql.large)
+    if rows and (is_full or end is None):
+        end = tuple([rows[-1][at[name]] for name in step.order])
+    if len(at) > width:
+        rows = [row[:width] for row in rows]
+    if table.name in _OWNERS and "number" in table.columns:
+        numbers.update({row[: table.key]: row[-1] for row in rows})
+    return Page(rows, end or step.after, more or is_full)
+
+
+def _until_full(found: sqlite3.Cursor, step: Pages, large: Sequence[int]) -> tuple[list[Row], bool]:
+    """Return the rows of a page, and whether it has no room for others.
+
+    :param large: the places of the columns whose bytes count.
+    """
+    if not large:
+        rows = found.fetchall()
+        return rows[: step.limit], len(rows) > step.limit
+    rows, size = [], 0
+    for row in found:
         if len(rows) == step.limit or size > MAX_PAGE_BYTES:
-            return Page(rows, place, more=True)
-        place, row = found[:width], found[width:]
+            return rows, True
         rows.append(row)
-        size += sum([len(row[at] or b"") for at in sql.large])
-    return Page(rows, place if end is None else end, more)
+        size += sum([len(row[at] or b"") for at in large])
+    return rows, False
 
 
 _EXECUTE: Final[dict[type, Callable[[sqlite3.Connection, Any, _Numbers], Any]]] = {

@@ -94,6 +94,7 @@ async def test_indexes_serve_what_is_read_of_people(store: SqliteStorage) -> Non
     await store.scan_users(None, after=None, limit=9)
     await store.scan_visitors(None, after=None, limit=9)
     await store.expire_visitors(TIME, limit=9)
+    assert await store.links_to(WORKSPACE, "v")
     statements.db.set_trace_callback(None)
     for one in statements.taken():
         # Rows of constants.
