@@ -103,7 +103,7 @@ class FoldedChanges:
     visited: dict[Person, int] = dataclasses.field(default_factory=dict)
     #: By the names of traits. The value is ``None`` if the trait is removed.
     traits: dict[Person, dict[str, tuple[Version, bytes | None]]] = dataclasses.field(
-        default_factory=lambda: collections.defaultdict(dict)
+        default_factory=dict
     )
     #: Of the declared identifier traits: value → least time of receipt, in order of arrival. Each
     #: value is in the form in which users are looked up.
@@ -148,9 +148,12 @@ def fold(
                         folded.visited[subject] = max(last, event.received_at)
                 case Traits(kind, name, traits):
                     subject = (workspace, KINDS[kind], name)
-                    registers = folded.traits[subject]
-                    for trait, value in traits.items():
-                        _keep_greatest(registers, trait, version, value)
+                    if registers := folded.traits.get(subject):
+                        for trait, value in traits.items():
+                            _keep_greatest(registers, trait, version, value)
+                    else:
+                        new = {trait: (version, value) for trait, value in traits.items()}
+                        folded.traits[subject] = new
                     if subject[1] != GROUP:
                         for trait in identifiers.get(workspace, ()):
                             if trait in traits:
@@ -340,35 +343,38 @@ class _Write:
         folded, limits = self.folded, self.limits
         stored = yield from self.stored(TRAITS, folded.traits.items())
         room = {number: limits.of(kind) for number, kind in KIND_OF.items()}
+        identifiers = {trait for *_, trait in folded.forms}
         forms: dict[_Trait, str | None] = {}
         rows = self.rows[TRAITS] = []
         for person, registers in folded.traits.items():
-            one, count = self.profiles[person], len(rows)
+            one, is_new, so_far = self.profiles[person], person in self.new, len(rows)
             most, most_bytes, _ = room[one.kind]
+            count, used = one.traits, one.trait_bytes
             for trait, (version, value) in registers.items():
                 key, before = (*person, trait), 0
-                if key in stored:
-                    _, _, _, _, known, _, message_id, origin, before = stored[key]
-                    if (known, message_id, origin) > version:
+                if not is_new and key in stored:
+                    _, _, _, _, at, _, message_id, origin, before = stored[key]
+                    if (at, message_id, origin) > version:
                         continue
-                identifies = key in folded.forms
+                identifies = trait in identifiers and key in folded.forms
                 size = 0 if value is None else len(orjson.dumps(trait)) + len(value)
                 if (identifies or trait.startswith(TRUSTED)) and size <= limits.identifier_bytes:
                     size = 0
-                added = bool(size) - bool(before)
-                if (added > 0 and one.traits >= most) or (
-                    size > before and one.trait_bytes - before + size > most_bytes
+                added = (size > 0) - (before > 0)
+                if (added > 0 and count >= most) or (
+                    size > before and used - before + size > most_bytes
                 ):
                     self.dropped += 1
                     continue
-                one.traits += added
-                one.trait_bytes += size - before
+                count += added
+                used += size - before
                 at, message_id, origin = version
                 encoded = REMOVED if value is None else value
                 rows.append((*key, at, encoded, message_id, origin, size))
                 if identifies:
                     forms[key] = folded.forms[key]
-            if len(rows) > count:
+            if len(rows) > so_far:
+                one.traits, one.trait_bytes = count, used
                 self.changed.add(person)
         if folded.forms:
             yield from self._set_identifiers(forms)

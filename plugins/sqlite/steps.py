@@ -146,10 +146,9 @@ class _Sql:
         width = self.table.key
         keys = [row[:width] for row in rows]
         self.load(db, keys, numbers)
-        query = f"SELECT ifnull(max({self.number}), 0) FROM {self.table.name}"
-        following = itertools.count(db.execute(query).fetchone()[0] + 1)
-        for key in keys:
-            numbers[key] = numbers[key] or next(following)
+        if new := [key for key in keys if numbers[key] is None]:
+            query = f"SELECT ifnull(max({self.number}), 0) + 1 FROM {self.table.name}"
+            numbers.update(zip(dict.fromkeys(new), itertools.count(*db.execute(query).fetchone())))
         return [(*row[:-1], numbers[key]) for row, key in zip(rows, keys, strict=True)]
 
     def _numbers_of(
@@ -158,9 +157,12 @@ class _Sql:
         """Return the number of the row to which each of these belongs, given by rows or keys."""
         width = self.width
         owners = [row[:width] for row in rows]
-        if self.owner:
+        try:
+            return [numbers[owner] for owner in owners]
+        except KeyError:
+            assert self.owner
             self.owner.load(db, owners, numbers)
-        return [*map(numbers.__getitem__, owners)]
+            return [numbers[owner] for owner in owners]
 
     def load(self, db: sqlite3.Connection, keys: Iterable[Key], numbers: _Numbers) -> None:
         """Learn the numbers of rows."""
@@ -187,7 +189,7 @@ class _Sql:
         rows = look_up(db, self.look_up(self.short, len(stored[0])), stored)
         if self.owner is None:
             return rows
-        owners = {numbers[owner]: owner for owner in {key[: self.width] for key in keys}}
+        owners = {number: owner for owner, number in numbers.items()}
         return [owners[row[0]] + row[1:] for row in rows]
 
 
