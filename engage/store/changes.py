@@ -438,7 +438,8 @@ class _Write:
             for group, (version, assigned) in registers.items():
                 key = (*person, group)
                 if key in stored:
-                    if stored[key][4:7] > version:
+                    *_, at, message_id, origin, _ = stored[key]
+                    if (at, message_id, origin) > version:
                         continue
                 elif one.memberships >= room[one.kind][-1]:
                     self.dropped += 1

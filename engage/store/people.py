@@ -113,7 +113,7 @@ def _groups(people: Iterable[Profile]) -> Steps[_Rows]:
 
 def _joined(groups: _Rows, person: Person) -> list[str]:
     """Return the groups of which somebody is a member."""
-    return sorted([row[3] for row in groups[person] if row[-1]]) if person in groups else []
+    return sorted([group for *_, group, _, _, _, on in groups.get(person, ()) if on])
 
 
 def _registers(one: Profile, traits: _Rows, groups: _Rows) -> Registers:

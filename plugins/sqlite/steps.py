@@ -149,7 +149,10 @@ class _Sql:
         if new := [key for key in keys if numbers[key] is None]:
             query = f"SELECT ifnull(max({self.number}), 0) + 1 FROM {self.table.name}"
             numbers.update(zip(dict.fromkeys(new), itertools.count(*db.execute(query).fetchone())))
-        return [(*row[:-1], numbers[key]) for row, key in zip(rows, keys, strict=True)]
+        return [
+            row if row[-1] else (*row[:-1], numbers[key])
+            for row, key in zip(rows, keys, strict=True)
+        ]
 
     def _numbers_of(
         self, db: sqlite3.Connection, rows: Collection[Row], numbers: _Numbers
@@ -406,7 +409,9 @@ def _until_full(found: sqlite3.Cursor, step: Pages, large: Sequence[int]) -> tup
     """
     if not large:
         rows = found.fetchall()
-        return rows[: step.limit], len(rows) > step.limit
+        is_full = len(rows) > step.limit
+        del rows[step.limit :]
+        return rows, is_full
     rows, size = [], 0
     for row in found:
         if len(rows) == step.limit or size > MAX_PAGE_BYTES:
