@@ -117,6 +117,7 @@ class MemoryTables:
         return len(keys)
 
     def _page(self, step: Pages) -> Page:
+        step.check_number()
         rows: list[Row] = []
         place, looked, size = step.after, 0, 0
         for behind, row in self._ordered(step):

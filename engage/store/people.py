@@ -28,7 +28,7 @@ from engage.api import (
     VisitorProfile,
     identifier_value,
 )
-from engage.store.pages import cursor_of, page, place_of
+from engage.store.pages import NUMBER, cursor_of, page, place_of
 from engage.store.profiles import (
     CLAIMS,
     GROUP,
@@ -206,7 +206,7 @@ def certain(workspace_id: str, user_id: str) -> Steps[dict[str, str | None]]:
 @plan()
 def scan_users(workspace_id: str | None, after: str | None, limit: int) -> Steps[Page[UserProfile]]:
     """Return a page of users, in the order in which they were made."""
-    equal, place = _of_kind(USER, workspace_id), place_of(after, int)
+    equal, place = _of_kind(USER, workspace_id), place_of(after, NUMBER)
     rows, place, more = yield Pages(PROFILES, limit, equal=equal, after=place)
     users: list[UserProfile] = []
     size = 0
@@ -432,7 +432,7 @@ def old_visitors(
 
     :param limit: the maximum number of visitors of the page.
     """
-    page = yield Pages(PROFILES, limit, equal={"kind": VISITOR}, after=place_of(after, int))
+    page = yield Pages(PROFILES, limit, equal={"kind": VISITOR}, after=place_of(after, NUMBER))
     old = yield from may_expire([*_changed_before(before, page.rows)])
     return [one.person for one in old], cursor_of(page.place) if page.more else None
 

@@ -38,7 +38,7 @@ import abc
 import dataclasses
 import functools
 import typing
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
 from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar
 
 from engage.api import StorageContext
@@ -177,6 +177,12 @@ class Pages(NamedTuple):
         """The columns that give the order, and a place; ``number`` is that of the arrival."""
         return _order(self.table, self.by)
 
+    def check_number(self) -> None:
+        """:raises ValueError: if what its place has in the order of arrival is not a number."""
+        for name, value in zip(self.order, self.after or (), strict=False):
+            if name == "number" and not isinstance(value, int):
+                raise ValueError("not a cursor of this store")
+
     @property
     def given(self) -> int:
         """How many columns at the beginning of the order are in ``equal``."""
@@ -277,6 +283,19 @@ def execute(steps: Steps[Result], step: Callable[[Any], Any], context: StorageCo
         while True:
             one = steps.send(answer)
             answer = context if isinstance(one, Context) else step(one)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+async def execute_waiting(
+    steps: Steps[Result], step: Callable[[Any], Awaitable[Any]], context: StorageContext
+) -> Result:
+    """Do what :func:`execute` does, with a function that waits for a server."""
+    answer: Any = None
+    try:
+        while True:
+            one = steps.send(answer)
+            answer = context if isinstance(one, Context) else await step(one)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
 

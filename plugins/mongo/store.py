@@ -24,16 +24,16 @@ from engage.api import (
     Kind,
     Outcome,
     ProfileStore,
-    RecordStore,
     StorageContext,
     StorageError,
     StorageUnavailable,
     StoreProblem,
     SubscriptionChange,
     SubscriptionStore,
-    SuppressionStore,
     VerifiableStore,
 )
+from engage.store.facade import PlannedRecords, PlannedSuppressions
+from engage.store.tables import Plan
 
 from .connection import CLOSE_SECONDS, Connection
 from .counts import Counts
@@ -43,10 +43,9 @@ from .events import Events
 from .identifiers import Identifiers, declared_traits
 from .people import People
 from .profiles import ERASURES_SECONDS, Profiles
-from .records import Records
 from .schema import META, Preparation, Schema
+from .steps import Steps
 from .subscriptions import Subscriptions, Upgrade
-from .suppressions import Suppressions
 from .url import DEFAULT_URL
 from .verification import Verification
 from .writer import Writer
@@ -83,9 +82,9 @@ class MongoStorage(
     EventStore,
     ProfileStore,
     SubscriptionStore,
-    SuppressionStore,
     DeadLetterStore,
-    RecordStore,
+    PlannedSuppressions,
+    PlannedRecords,
     CountStore,
     ErasureStore,
     VerifiableStore,
@@ -108,9 +107,8 @@ class MongoStorage(
         )
         self._writer = Writer(connection, self._events, self._profiles, sequence, self._work)
         self._subscriptions = Subscriptions(connection, self._profiles, sequence)
-        self._suppressions = Suppressions(connection)
         self._dead_letters = DeadLetters(connection, context.dead_letter_budget, sequence)
-        self._records = Records(connection)
+        self._steps = Steps(connection, context)
         self._counts = Counts(connection)
         self._verification = Verification(connection, context.identifiers)
         upgrade = Upgrade(
@@ -244,6 +242,18 @@ class MongoStorage(
             await self._subscriptions.recover()
 
     # --------------------------------------------------------------------------------- the parts
+    async def run(
+        self, plan: Plan[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
+    ) -> Result:
+        await self._ready()
+        return await self._steps.run(plan, *args, **kwargs)
+
+    async def read(
+        self, plan: Plan[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
+    ) -> Result:
+        await self._ready()
+        return await self._steps.read(plan, *args, **kwargs)
+
     async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
         await self._ready()
         try:
@@ -285,10 +295,6 @@ class MongoStorage(
     scan_subscriptions = _once_ready("_subscriptions", Subscriptions.scan)
     history = _once_ready("_subscriptions", Subscriptions.history)
 
-    suppress = _once_ready("_suppressions", Suppressions.put)
-    suppressions = _once_ready("_suppressions", Suppressions.find)
-    scan_suppressions = _once_ready("_suppressions", Suppressions.scan)
-
     async def put(self, letters: Sequence[DeadLetter]) -> int:
         return sum(not kept for kept in await self.keep(letters))
 
@@ -300,19 +306,11 @@ class MongoStorage(
     remove = _once_ready("_dead_letters", DeadLetters.remove)
     expire_dead_letters = _once_ready("_dead_letters", DeadLetters.expire)
 
-    put_record = _once_ready("_records", Records.put)
-    get_record = _once_ready("_records", Records.get)
-    list_records = _once_ready("_records", Records.scan)
-    records_version = _once_ready("_records", Records.version)
-    delete_record = _once_ready("_records", Records.delete)
-    expire_records = _once_ready("_records", Records.expire)
-
     erase_events = _once_ready("_events", Events.erase)
     reapply = _once_ready("_writer", Writer.reapply)
     links_to = _once_ready("_people", People.links_to)
     linked_to = _once_ready("_people", People.linked_to)
     erase_choices = _once_ready("_subscriptions", Subscriptions.erase)
-    erase_suppressions = _once_ready("_suppressions", Suppressions.erase)
 
     async def erase_profile(self, workspace_id: str, kind: Kind, name: str) -> bool:
         await self._ready()

@@ -254,6 +254,7 @@ class _Query:
     """The query of a page."""
 
     def __init__(self, step: Pages) -> None:
+        step.check_number()
         self.step = step
         self.sql = _sql(step.table)
         order = step.order

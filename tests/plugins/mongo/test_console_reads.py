@@ -220,7 +220,7 @@ async def test_a_crash_between_a_write_and_the_version_does_no_harm(
         raise pymongo.errors.NetworkTimeout("cut off")
 
     with monkeypatch.context() as patch:
-        patch.setattr(store._records, "_changed", crash)
+        patch.setattr(store._connection, "update", crash)
         with pytest.raises(StorageUnavailable):
             await store.put_record(record("b"))
     assert await store.records_version("key") == 1

@@ -1,0 +1,433 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps of plans as queries and updates, without transactions.
+
+A plan that runs reads at once. What it writes is sent at its end, so that it costs few round trips:
+
+1. A row that was read is changed only if it is still the same, and a row that was not there is
+   inserted only if there is still none. If no such write has an effect, another caller was first,
+   and the plan is run again. So a plan changes *one* such row at a time. If it deletes several, it
+   leaves those that another caller has changed.
+2. The other writes follow, all at once: they have the same result in any order.
+
+What a plan found by its key and does not write is written as it is, because no majority may have it
+yet, and a failover would undo it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+import functools
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Final, ParamSpec, TypeVar
+
+import bson
+import pymongo
+from pymongo.errors import OperationFailure
+
+from engage.api import StorageContext, StorageUnavailable
+from engage.store.tables import (
+    Add,
+    Delete,
+    Get,
+    Key,
+    Page,
+    Pages,
+    Place,
+    Plan,
+    Put,
+    Row,
+    Table,
+    Under,
+    execute_waiting,
+)
+
+from .connection import DUPLICATE, MAX_ATTEMPTS, Connection
+from .documents import any_of
+from .paging import read_page
+from .tables import FORMS, Document, Form
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+class Steps:
+    """Executes plans."""
+
+    def __init__(self, connection: Connection, context: StorageContext) -> None:
+        self._connection = connection
+        self._context = context
+
+    async def run(
+        self, plan: Plan[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
+    ) -> Result:
+        """Run a plan, again if another caller was first."""
+        with pymongo.timeout(self._connection.timeout):
+            for _ in range(MAX_ATTEMPTS):
+                attempt, steps = _Attempt(self._connection), plan(*args, **kwargs)
+                result = await execute_waiting(steps, attempt.execute, self._context)
+                if await attempt.write():
+                    return result
+        raise StorageUnavailable("this is being changed by too many callers")
+
+    async def read(
+        self, plan: Plan[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
+    ) -> Result:
+        """Run a plan that only reads."""
+        attempt, steps = _Attempt(self._connection), plan(*args, **kwargs)
+        return await execute_waiting(steps, attempt.execute, self._context)
+
+
+@dataclasses.dataclass(slots=True)
+class _Met:
+    """A row that a plan has read or written."""
+
+    #: The table in which it was read or written last.
+    table: Table
+    #: As it is for the plan; None: there is none.
+    row: Row | None
+    #: What was read; None: there was none, or it was not read.
+    document: Document | None = None
+    is_read: bool = True
+    #: Whether it was found by its key.
+    is_found: bool = False
+    is_written: bool = False
+
+    def has(self, table: Table) -> bool:
+        """Return whether all columns of a table are known."""
+        return self.row is None or len(self.row) >= len(table.columns)
+
+
+class _Attempt:
+    """A plan that is run once."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._met = collections.defaultdict[str, dict[Key, _Met]](dict)
+
+    async def execute(self, step: Any) -> Any:
+        """Execute a step, and return its result."""
+        return await self._EXECUTE[type(step)](self, step)
+
+    # ------------------------------------------------------------------------------- reading
+    def _meet(self, table: Table, document: Document) -> _Met:
+        """Return what is known of a row whose document was read."""
+        met, row = self._met[table.name], FORMS[table.name].row(table, document)
+        known = met.get(key := row[: table.key])
+        if known is None or not (known.is_written or (known.row and known.has(table))):
+            known = met[key] = _Met(table, row, document)
+        return known
+
+    async def _load(self, table: Table, keys: Iterable[Key]) -> dict[Key, _Met]:
+        """Return what is known of rows, after reading those that are not."""
+        form, met = FORMS[table.name], self._met[table.name]
+        missing = {form.id(*key): key for key in keys if key not in met or not met[key].has(table)}
+        with self._connection.calling():
+            found = await self._connection.read(
+                form.collection, missing, form.projection(table.columns)
+            )
+            for one in found:
+                self._meet(table, one).is_found = True
+        for key in missing.values():
+            met.setdefault(key, _Met(table, None))
+        return met
+
+    async def _get(self, step: Get) -> dict[Key, Row]:
+        met, width = await self._load(step.table, step.keys), len(step.table.columns)
+        return {key: row[:width] for key in step.keys if (row := met[key].row) is not None}
+
+    async def _under(self, step: Under) -> dict[Key, list[Row]]:
+        table, form, width = step.table, FORMS[step.table.name], len(step.table.columns)
+        found: dict[Key, list[Row]] = {}
+        for prefix in step.prefixes:
+            query = form.under(dict(zip(table.columns, prefix, strict=False)))
+            with self._connection.calling() as db:
+                cursor = db[form.collection].find(query, form.projection(table.columns))
+                for one in await cursor.to_list(None):
+                    self._meet(table, one)
+            found[prefix] = [
+                one.row[:width]
+                for key, one in self._met[table.name].items()
+                if key[: len(prefix)] == prefix and one.row is not None
+            ]
+        return found
+
+    async def _page(self, step: Pages) -> Page:
+        assert not any(one.is_written for one in self._met[step.table.name].values()), (
+            "it was written"
+        )
+        query = _Query(step)
+        if step.after is not None and not query.free:
+            return Page((), step.after, more=False)  # There is one row at most.
+        with self._connection.calling() as db:
+            place, more = step.after, False
+            if query.is_filtered:
+                place, more = await query.end(db)
+            documents, last = await read_page(query.wanted(db, place), step.limit, query.sized)
+            if last is not None:
+                place, more = query.place(last), True
+            elif documents and not query.is_filtered:
+                place = query.place(documents[-1])
+            rows = [self._meet(step.table, one).row for one in documents]
+        width = len(step.table.columns)
+        return Page([row[:width] for row in rows if row is not None], place, more)
+
+    # ------------------------------------------------------------------------------- writing
+    def _change(self, table: Table, key: Key, row: Row | None) -> None:
+        known = self._met[table.name].setdefault(key, _Met(table, None, is_read=False))
+        known.row, known.table, known.is_written = row, table, True
+
+    async def _add(self, step: Add) -> dict[Key, Row]:
+        keys = [row[: step.table.key] for row in step.rows]
+        stored = await self._get(Get(step.table, keys))
+        for key, row in zip(keys, step.rows, strict=True):
+            if self._met[step.table.name][key].row is None:
+                self._change(step.table, key, row)
+        return stored
+
+    async def _put(self, step: Put) -> None:
+        for row in step.rows:
+            self._change(step.table, row[: step.table.key], row)
+
+    async def _delete(self, step: Delete) -> int:
+        met = await self._load(step.table, step.keys)
+        keys = {key for key in step.keys if met[key].row is not None}
+        for key in keys:
+            self._change(step.table, key, None)
+        return len(keys)
+
+    async def write(self) -> bool:
+        """Send what the plan writes.
+
+        :return: false if nothing was sent, because another caller was first.
+        """
+        writes = _Writes(self._connection)
+        for name, rows in self._met.items():
+            for key, one in rows.items():
+                writes.add(FORMS[name], key, one)
+        with self._connection.calling():
+            return await writes.send()
+
+    _EXECUTE: Final[dict[type, Callable[[Any, Any], Awaitable[Any]]]] = {
+        Get: _get,
+        Under: _under,
+        Add: _add,
+        Put: _put,
+        Delete: _delete,
+        Pages: _page,
+    }
+
+
+class _Query:
+    """The queries of a page."""
+
+    def __init__(self, step: Pages) -> None:
+        self._step = step
+        self._form = form = FORMS[step.table.name]
+        #: The columns of the order that differ.
+        self.free = step.order[step.given :]
+        self._fields = [*map(form.field, self.free)]
+        #: The conditions that an index serves in this order.
+        self._served = {*step.order[: step.given], *(() if step.by else form.ordered)}
+        equal = {name: value for name, value in step.equal.items() if name in self._served}
+        self._bounds = [form.under(equal)] if equal else []
+        for sign, bound in (("$gte", step.low), ("$lt", step.high)):
+            if bound is not None:
+                self._bounds.append({self._fields[0]: {sign: form.encode(self.free[0], bound)}})
+        if step.after is not None and self.free:
+            self._bounds.append(self._beyond(step.after, "$lt" if step.reverse else "$gt"))
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether there are conditions that the order does not serve."""
+        step = self._step
+        return bool(step.one_of or step.least or step.equal.keys() - self._served)
+
+    def _beyond(self, place: Place, sign: str, *, inclusive: bool = False) -> dict[str, Any]:
+        """Return a condition for the rows beyond a place."""
+        fields = self._fields
+        values = [
+            self._form.encode(name, value)
+            for name, value in zip(self.free, place[self._step.given :], strict=True)
+        ]
+        same = [dict(zip(fields[:end], values, strict=False)) for end in range(len(fields) + 1)]
+        cases = [
+            {**same[at], name: {sign: value}}
+            for at, (name, value) in enumerate(zip(fields, values, strict=True))
+        ]
+        # The first condition is for the index.
+        return {
+            fields[0]: {f"{sign}e": values[0]},
+            "$or": [*cases, *same[len(fields) :]] if inclusive else cases,
+        }
+
+    def _find(self, db: Any, conditions: Sequence[Document], columns: Iterable[str]) -> Any:
+        """Return a cursor of the driver, without its order."""
+        query: dict[str, Any] = {}
+        rest = []
+        for name, condition in [pair for one in conditions for pair in one.items()]:
+            if query.setdefault(name, condition) is not condition:
+                rest.append({name: condition})
+        if rest:
+            query["$and"] = rest
+        return db[self._form.collection].find(query, self._form.projection(columns))
+
+    def _sort(self, *, back: bool = False) -> list[tuple[str, int]]:
+        way = -1 if self._step.reverse is not back else 1
+        return [(field, way) for field in self._fields or ["_id"]]
+
+    async def end(self, db: Any) -> tuple[Place | None, bool]:
+        """Return the place of the last row that a page looks at, and whether there may be rows
+        behind it."""
+        for skipped, back in ((self._step.most - 1, False), (0, True)):
+            cursor = self._find(db, self._bounds, self._step.order).sort(self._sort(back=back))
+            for one in await cursor.skip(skipped).limit(1).to_list(None):
+                return self.place(one), not back
+        return self._step.after, False
+
+    def wanted(self, db: Any, end: Place | None) -> Any:
+        """Return a cursor over the rows of the page."""
+        step, form = self._step, self._form
+        conditions = [*self._bounds]
+        if self.is_filtered:
+            if end is not None and self.free:
+                sign = "$gt" if step.reverse else "$lt"
+                conditions.append(self._beyond(end, sign, inclusive=True))
+            conditions.append(form.query(step.equal))
+            for name, values in step.one_of.items():
+                one_of = [form.encode(name, value) for value in values]
+                conditions.append({form.field(name): {"$in": one_of}})
+            for name, value in step.least.items():
+                conditions.append({form.field(name): {"$gte": form.encode(name, value)}})
+        return self._find(db, conditions, (*step.table.columns, *step.order)).sort(self._sort())
+
+    def place(self, document: Document) -> Place:
+        """Return the place of a document."""
+        return tuple(self._form.decode(name, document) for name in self._step.order)
+
+    def sized(self, document: Document) -> tuple[Document, int]:
+        """Return a document with its size in bytes."""
+        large = [name for name, kind in self._step.table.types.items() if kind is bytes]
+        return document, sum(len(document[self._form.field(name)] or "") for name in large)
+
+
+class _Writes:
+    """The writes of a plan."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        #: Those that have no effect if another caller was first: each returns its effect.
+        self._first: list[Callable[[], Awaitable[int]]] = []
+        #: Collection and value of the guard → ``_id`` of what is deleted.
+        self._deleted = collections.defaultdict[tuple[str, str, Any], list[str]](list)
+        #: Documents that are inserted, or are greater than those that are stored.
+        self._documents = collections.defaultdict[Form, list[dict[str, Any]]](list)
+        #: Collection → statements.
+        self._statements = collections.defaultdict[str, list[Document]](list)
+
+    def add(self, form: Form, key: Key, met: _Met) -> None:
+        """Add the write of a row."""
+        name, document, table, row = form.id(*key), met.document, met.table, met.row
+        same: dict[str, Any] = {"_id": name}
+        names = form.query(dict(zip(table.columns, key, strict=False)))
+        statements = self._statements[form.collection]
+        if document is not None and form.guard:
+            same[form.guard] = document[form.guard]
+        if not met.is_written:
+            if met.is_found and form.guard:
+                self._first.append(functools.partial(self._update, form, same, names))
+            elif met.is_found:
+                statements.append({"q": same, "u": {"$set": names}})
+        elif row is None:
+            if document is not None:
+                self._deleted[form.collection, form.guard, same.get(form.guard)].append(name)
+        else:
+            columns = dict(zip(table.columns, row, strict=True))
+            values = form.query({one: columns[one] for one in table.columns[table.key :]})
+            values |= {field: make(columns) for field, make in form.made.items()}
+            if form.sum:
+                more = values[form.sum] - (document or {form.sum: 0})[form.sum]
+                statements.append({"q": same, "u": {"$inc": {form.sum: more}}, "upsert": True})
+            elif not form.guard:
+                self._documents[form].append({**same, **names, **values})
+            elif not met.is_read:
+                update = {"$set": values, "$setOnInsert": names}
+                statements.append({"q": same, "u": update, "upsert": True})
+            elif document is None:
+                new = {**same, **names, **values}
+                self._first.append(functools.partial(self._insert_first, form, new))
+            else:
+                self._first.append(functools.partial(self._update, form, same, values))
+
+    async def send(self) -> bool:
+        """Send them, and return whether they have an effect."""
+        first = [*self._first]
+        for (collection, guard, value), names in self._deleted.items():
+            same = {guard: value} if guard else {}
+            for chunk in self._connection.chunks(names):
+                query = {"_id": any_of(chunk), **same}
+                first.append(functools.partial(self._delete, collection, query, len(chunk)))
+        if first and not any(await _all(one() for one in first)):
+            return False
+        await _all(
+            [
+                *(self._keep(form, documents) for form, documents in self._documents.items()),
+                *(self._change(name, part) for name, part in self._statements.items()),
+            ]
+        )
+        return True
+
+    async def _insert(
+        self, form: Form, documents: Sequence[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """Insert documents, and return those of which another one has the ``_id``."""
+        codes = await self._connection.insert(form.collection, [*map(bson.encode, documents)])
+        for code in codes.values():
+            if code != DUPLICATE:
+                raise OperationFailure("an insert failed", code)
+        return [documents[index] for index in codes]
+
+    async def _insert_first(self, form: Form, document: dict[str, Any]) -> int:
+        return not await self._insert(form, [document])
+
+    async def _keep(self, form: Form, documents: Sequence[dict[str, Any]]) -> None:
+        stored = await self._insert(form, documents)
+        if form.rank:
+            # Those that are not less are durable since the insert.
+            await self._change(
+                form.collection,
+                [
+                    {
+                        "q": {"_id": one.pop("_id"), form.rank: {"$lt": one[form.rank]}},
+                        "u": {"$set": one},
+                    }
+                    for one in stored
+                ],
+            )
+
+    async def _change(self, collection: str, statements: Sequence[Document]) -> None:
+        if refused := max(await self._connection.update(collection, statements), default=0):
+            raise OperationFailure("an update failed", refused)
+
+    async def _update(self, form: Form, query: Document, values: Document) -> int:
+        async with self._connection.updating:
+            collection = self._connection.db[form.collection]
+            done = await collection.update_one(query, {"$set": values})
+        return int(done.raw_result["n"])
+
+    async def _delete(self, collection: str, query: Document, count: int) -> int:
+        of = self._connection.db[collection]
+        # The driver repeats the deletion of one after a lost answer.
+        async with self._connection.updating:
+            done = await (of.delete_one if count == 1 else of.delete_many)(query)
+        return int(done.raw_result["n"])
+
+
+async def _all(calls: Iterable[Awaitable[Any]]) -> list[Any]:
+    """Wait for all calls, and raise an error of one."""
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
