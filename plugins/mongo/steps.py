@@ -44,9 +44,10 @@ from engage.store.tables import (
 )
 
 from .connection import DUPLICATE, MAX_ATTEMPTS, Connection
-from .documents import any_of
+from .documents import Sequencer, any_of
 from .paging import read_page
 from .tables import FORMS, Document, Form
+from .totals import Totals
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -55,9 +56,13 @@ Result = TypeVar("Result")
 class Steps:
     """Executes plans."""
 
-    def __init__(self, connection: Connection, context: StorageContext) -> None:
+    def __init__(
+        self, connection: Connection, context: StorageContext, sequence: Sequencer
+    ) -> None:
         self._connection = connection
         self._context = context
+        self._sequence = sequence
+        self._totals = Totals(connection)
 
     async def run(
         self, plan: Plan[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
@@ -65,17 +70,23 @@ class Steps:
         """Run a plan, again if another caller was first."""
         with pymongo.timeout(self._connection.timeout):
             for _ in range(MAX_ATTEMPTS):
-                attempt, steps = _Attempt(self._connection), plan(*args, **kwargs)
-                result = await execute_waiting(steps, attempt.execute, self._context)
-                if await attempt.write():
+                attempt, steps = _Attempt(self._connection, self._totals), plan(*args, **kwargs)
+                try:
+                    result = await execute_waiting(steps, attempt.execute, self._context)
+                    is_written = await attempt.write(self._sequence)
+                except BaseException:
+                    self._totals.forget()
+                    raise
+                if is_written:
                     return result
+                self._totals.forget()
         raise StorageUnavailable("this is being changed by too many callers")
 
     async def read(
         self, plan: Plan[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
     ) -> Result:
         """Run a plan that only reads."""
-        attempt, steps = _Attempt(self._connection), plan(*args, **kwargs)
+        attempt, steps = _Attempt(self._connection, self._totals), plan(*args, **kwargs)
         return await execute_waiting(steps, attempt.execute, self._context)
 
 
@@ -102,12 +113,15 @@ class _Met:
 class _Attempt:
     """A plan that is run once."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, totals: Totals) -> None:
         self._connection = connection
+        self._totals = totals
         self._met = collections.defaultdict[str, dict[Key, _Met]](dict)
 
     async def execute(self, step: Any) -> Any:
         """Execute a step, and return its result."""
+        if FORMS[step.table.name].is_total:
+            return await self._totals.execute(step)
         return await self._EXECUTE[type(step)](self, step)
 
     # ------------------------------------------------------------------------------- reading
@@ -160,7 +174,9 @@ class _Attempt:
         query = _Query(step)
         if step.after is not None and not query.free:
             return Page((), step.after, more=False)  # There is one row at most.
-        with self._connection.calling() as db:
+        # No client waits for a page in the order of arrival, except for the newest.
+        is_scan = step.table.arrival and not step.reverse
+        with self._connection.calling(scan=is_scan) as db:
             place, more = step.after, False
             if query.is_filtered:
                 place, more = await query.end(db)
@@ -175,7 +191,9 @@ class _Attempt:
 
     # ------------------------------------------------------------------------------- writing
     def _change(self, table: Table, key: Key, row: Row | None) -> None:
-        known = self._met[table.name].setdefault(key, _Met(table, None, is_read=False))
+        met = self._met[table.name]
+        # Rows get their numbers in the order in which they were written.
+        met[key] = known = met.pop(key, None) or _Met(table, None, is_read=False)
         known.row, known.table, known.is_written = row, table, True
 
     async def _add(self, step: Add) -> dict[Key, Row]:
@@ -197,12 +215,13 @@ class _Attempt:
             self._change(step.table, key, None)
         return len(keys)
 
-    async def write(self) -> bool:
+    async def write(self, sequence: Sequencer) -> bool:
         """Send what the plan writes.
 
+        :param sequence: gives the numbers of new documents.
         :return: false if nothing was sent, because another caller was first.
         """
-        writes = _Writes(self._connection)
+        writes = _Writes(self._connection, sequence)
         for name, rows in self._met.items():
             for key, one in rows.items():
                 writes.add(FORMS[name], key, one)
@@ -315,8 +334,9 @@ class _Query:
 class _Writes:
     """The writes of a plan."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, sequence: Sequencer) -> None:
         self._connection = connection
+        self._sequence = sequence
         #: Those that have no effect if another caller was first: each returns its effect.
         self._first: list[Callable[[], Awaitable[int]]] = []
         #: Collection and value of the guard → ``_id`` of what is deleted.
@@ -346,6 +366,8 @@ class _Writes:
             columns = dict(zip(table.columns, row, strict=True))
             values = form.query({one: columns[one] for one in table.columns[table.key :]})
             values |= {field: make(columns) for field, make in form.made.items()}
+            if form.is_numbered:
+                names["_seq"] = self._sequence()
             if form.sum:
                 more = values[form.sum] - (document or {form.sum: 0})[form.sum]
                 statements.append({"q": same, "u": {"$inc": {form.sum: more}}, "upsert": True})

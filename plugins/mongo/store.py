@@ -16,8 +16,6 @@ from bson.datetime_ms import DatetimeMS
 
 from engage.api import (
     CountStore,
-    DeadLetter,
-    DeadLetterStore,
     ErasureStore,
     Event,
     EventStore,
@@ -32,12 +30,11 @@ from engage.api import (
     SubscriptionStore,
     VerifiableStore,
 )
-from engage.store.facade import PlannedRecords, PlannedSuppressions
+from engage.store.facade import PlannedLetters, PlannedRecords, PlannedSuppressions
 from engage.store.tables import Plan
 
 from .connection import CLOSE_SECONDS, Connection
 from .counts import Counts
-from .dead_letters import DeadLetters
 from .documents import Sequencer, is_text
 from .events import Events
 from .identifiers import Identifiers, declared_traits
@@ -82,8 +79,8 @@ class MongoStorage(
     EventStore,
     ProfileStore,
     SubscriptionStore,
-    DeadLetterStore,
     PlannedSuppressions,
+    PlannedLetters,
     PlannedRecords,
     CountStore,
     ErasureStore,
@@ -107,8 +104,7 @@ class MongoStorage(
         )
         self._writer = Writer(connection, self._events, self._profiles, sequence, self._work)
         self._subscriptions = Subscriptions(connection, self._profiles, sequence)
-        self._dead_letters = DeadLetters(connection, context.dead_letter_budget, sequence)
-        self._steps = Steps(connection, context)
+        self._steps = Steps(connection, context, sequence)
         self._counts = Counts(connection)
         self._verification = Verification(connection, context.identifiers)
         upgrade = Upgrade(
@@ -294,17 +290,6 @@ class MongoStorage(
     state = _once_ready("_subscriptions", Subscriptions.state)
     scan_subscriptions = _once_ready("_subscriptions", Subscriptions.scan)
     history = _once_ready("_subscriptions", Subscriptions.history)
-
-    async def put(self, letters: Sequence[DeadLetter]) -> int:
-        return sum(not kept for kept in await self.keep(letters))
-
-    keep = _once_ready("_dead_letters", DeadLetters.keep)
-    budget_use = _once_ready("_dead_letters", DeadLetters.use)
-    scan_dead_letters = _once_ready("_dead_letters", DeadLetters.scan)
-    recent_dead_letters = _once_ready("_dead_letters", DeadLetters.recent)
-    dead_letter = _once_ready("_dead_letters", DeadLetters.find)
-    remove = _once_ready("_dead_letters", DeadLetters.remove)
-    expire_dead_letters = _once_ready("_dead_letters", DeadLetters.expire)
 
     erase_events = _once_ready("_events", Events.erase)
     reapply = _once_ready("_writer", Writer.reapply)

@@ -9,14 +9,18 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
+import orjson
+from bson.binary import Binary
 from bson.datetime_ms import DatetimeMS
+from bson.objectid import ObjectId
 
+from engage.store.letters import BUDGETS, LETTERS, TOTALS, total_of
 from engage.store.records import RECORDS, VERSIONS
 from engage.store.suppressions import SUPPRESSIONS
 from engage.store.tables import Row, Table
 
 from . import schema
-from .documents import below, pair_id, path_id
+from .documents import below, pair_id, path_id, scoped_id
 
 Document = Mapping[str, Any]
 
@@ -32,6 +36,30 @@ _SAME: Final = Values(lambda value: value, lambda value: value)
 _TIME: Final = Values(DatetimeMS, int)
 _TEXT: Final = Values(bytes.decode, str.encode)
 _BOOLEAN: Final = Values(bool, int)
+_BYTES: Final = Values(
+    lambda value: None if value is None else Binary(value),
+    lambda value: None if value is None else bytes(value),
+)
+_JSON: Final = Values(orjson.loads, orjson.dumps)
+#: Not pairs: some servers do not store an array within an array.
+_PAIRS: Final = Values(
+    lambda value: [{"name": name, "value": one} for name, one in orjson.loads(value)],
+    lambda value: orjson.dumps([(one["name"], one["value"]) for one in value]),
+)
+
+
+def _sequence(place: Any) -> ObjectId:
+    if not ObjectId.is_valid(place):
+        raise ValueError("not a cursor of this storage")
+    return ObjectId(place)
+
+
+def _budget(row: Mapping[str, Any]) -> str:
+    _, budget = total_of(row["workspace"], row["origin"], row["reason"])
+    return BUDGETS[budget]
+
+
+_SEQUENCE: Final = Values(_sequence, str)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,7 +68,7 @@ class Form:
 
     collection: str
     #: Returns the ``_id`` of a key.
-    id: Callable[..., str]
+    id: Callable[..., str] = path_id
     #: Column → its values, if a document has others.
     values: Mapping[str, Values] = dataclasses.field(default_factory=dict)
     #: Column → its field, if that is not its name in camel case.
@@ -55,8 +83,15 @@ class Form:
     guard: str = ""
     #: A field whose greatest value wins.
     rank: str = ""
+    #: Whether a row is the number and the sum of some documents, which is not stored.
+    is_total: bool = False
     #: A field to which plans add: the difference between what they read and put is added.
     sum: str = ""
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether a document that is inserted gets a number."""
+        return self.names.get("number") == "_seq"
 
     @functools.cache  # noqa: B019 (there are few)
     def field(self, column: str) -> str:
@@ -101,13 +136,34 @@ FORMS: Final[Mapping[str, Form]] = {
     ),
     SUPPRESSIONS.name: Form(
         schema.SUPPRESSIONS,
-        path_id,
-        {"at": _TIME, "lifted": _BOOLEAN, "number": Values(str, str)},
-        {"number": "_id"},
+        values={"at": _TIME, "lifted": _BOOLEAN, "number": Values(str, str)},
+        names={"number": "_id"},
         is_path=True,
         ordered=frozenset({"workspace"}),
         # Of two at one time, the one that is not lifted.
         made={"rank": lambda row: 2 * row["at"] + (not row["lifted"])},
         rank="rank",
+    ),
+    LETTERS.name: Form(
+        schema.DEAD_LETTERS,
+        scoped_id,
+        {
+            "received_at": _TIME,
+            "number": _SEQUENCE,
+            "errors": _JSON,
+            "headers": _PAIRS,
+            "item": _BYTES,
+            "envelope": _BYTES,
+            "truncated": _BOOLEAN,
+        },
+        {"number": "_seq"},
+        ordered=frozenset({"workspace"}),
+        made={"budget": _budget},
+    ),
+    TOTALS.name: Form(
+        schema.DEAD_LETTERS,
+        values={"api": Values(BUDGETS.__getitem__, BUDGETS.index)},
+        names={"api": "budget"},
+        is_total=True,
     ),
 }
