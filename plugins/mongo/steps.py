@@ -19,7 +19,7 @@ import asyncio
 import collections
 import dataclasses
 import functools
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, ParamSpec, TypeVar
 
 import bson
@@ -43,7 +43,7 @@ from engage.store.tables import (
     execute_waiting,
 )
 
-from .connection import DUPLICATE, MAX_ATTEMPTS, Connection
+from .connection import BATCH, DUPLICATE, MAX_ATTEMPTS, Connection
 from .documents import Sequencer, any_of
 from .paging import read_page
 from .tables import FORMS, Document, Form
@@ -152,19 +152,19 @@ class _Attempt:
         return {key: row[:width] for key in step.keys if (row := met[key].row) is not None}
 
     async def _under(self, step: Under) -> dict[Key, list[Row]]:
-        table, form, width = step.table, FORMS[step.table.name], len(step.table.columns)
-        found: dict[Key, list[Row]] = {}
-        for prefix in step.prefixes:
-            query = form.under(dict(zip(table.columns, prefix, strict=False)))
+        table, form = step.table, FORMS[step.table.name]
+        found: dict[Key, list[Row]] = {prefix: [] for prefix in step.prefixes}
+        queries = [form.under(dict(zip(table.columns, one, strict=False))) for one in found]
+        for start in range(0, len(queries), BATCH):
+            query = _any_of(queries[start : start + BATCH])
             with self._connection.calling() as db:
                 cursor = db[form.collection].find(query, form.projection(table.columns))
                 for one in await cursor.to_list(None):
                     self._meet(table, one)
-            found[prefix] = [
-                one.row[:width]
-                for key, one in self._met[table.name].items()
-                if key[: len(prefix)] == prefix and one.row is not None
-            ]
+        width = len(next(iter(found), ()))
+        for key, known in self._met[table.name].items():
+            if known.row is not None and key[:width] in found:
+                found[key[:width]].append(known.row[: len(table.columns)])
         return found
 
     async def _page(self, step: Pages) -> Page:
@@ -236,6 +236,17 @@ class _Attempt:
         Delete: _delete,
         Pages: _page,
     }
+
+
+def _any_of(queries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return a query for what one of several queries finds."""
+    if len(queries) == 1:
+        return queries[0]
+    fields = {name for query in queries for name in query}
+    values = [value for query in queries for value in query.values()]
+    if len(fields) == 1 and not any(isinstance(value, dict) for value in values):
+        return {fields.pop(): {"$in": values}}
+    return {"$or": queries}
 
 
 class _Query:
