@@ -23,7 +23,7 @@ def cursor_of(place: Place) -> str:
 
 
 #: The types of the numbers of rows in a place: a store without numbers has an order of its own.
-NUMBER: Final = (int, str)
+NUMBER: Final = (int, str, list)
 
 
 def place_of(cursor: str | None, *types: type | tuple[type, ...]) -> Place | None:

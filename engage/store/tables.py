@@ -30,6 +30,10 @@ An executor guarantees:
    and is compared by code points. A row comes back as it was given.
 6. An outage is :class:`~engage.api.StorageUnavailable`, within ``write_timeout``. Every other error
    of a plan rolls it back and reaches the caller as it is, or over processes by its message.
+
+Without transactions, the first is true of one row that a plan reads and changes. Others may see its
+rows one by one, and after a failure some of them may be stored: a plan that runs again makes the
+others. The fourth need not be true, and a place has a value of another type for the number.
 """
 
 from __future__ import annotations

@@ -133,9 +133,16 @@ class _Attempt:
             known = met[key] = _Met(table, row, document)
         return known
 
+    def _refuse_written(self, table: Table) -> None:
+        """Refuse a step that does not see what the plan has written before. No plan needs it."""
+        if any(one.is_written for one in self._met[table.name].values()):
+            raise NotImplementedError(f"{table.name} was written by this plan")
+
     async def _load(self, table: Table, keys: Iterable[Key]) -> dict[Key, _Met]:
         """Return what is known of rows, after reading those that are not."""
         form, met = FORMS[table.name], self._met[table.name]
+        if table.register:
+            self._refuse_written(table)
         missing = {form.id(*key): key for key in keys if key not in met or not met[key].has(table)}
         with self._connection.calling():
             found = await self._connection.read(
@@ -153,14 +160,17 @@ class _Attempt:
 
     async def _under(self, step: Under) -> dict[Key, list[Row]]:
         table, form = step.table, FORMS[step.table.name]
+        if step.by or step.equal or step.first:
+            raise NotImplementedError("no plan over these tables needs it")
         found: dict[Key, list[Row]] = {prefix: [] for prefix in step.prefixes}
-        queries = [form.under(dict(zip(table.columns, one, strict=False))) for one in found]
+        queries = [form.query(dict(zip(table.columns, one, strict=False))) for one in found]
         for start in range(0, len(queries), BATCH):
             query = _any_of(queries[start : start + BATCH])
             with self._connection.calling() as db:
                 cursor = db[form.collection].find(query, form.projection(table.columns))
                 for one in await cursor.to_list(None):
-                    self._meet(table, one)
+                    for part in form.rows(one):
+                        self._meet(table, part)
         width = len(next(iter(found), ()))
         for key, known in self._met[table.name].items():
             if known.row is not None and key[:width] in found:
@@ -168,9 +178,7 @@ class _Attempt:
         return found
 
     async def _page(self, step: Pages) -> Page:
-        assert not any(one.is_written for one in self._met[step.table.name].values()), (
-            "it was written"
-        )
+        self._refuse_written(step.table)
         query = _Query(step)
         if step.after is not None and not query.free:
             return Page((), step.after, more=False)  # There is one row at most.
@@ -180,18 +188,28 @@ class _Attempt:
             place, more = step.after, False
             if query.is_filtered:
                 place, more = await query.end(db)
-            documents, last = await read_page(query.wanted(db, place), step.limit, query.sized)
-            if last is not None:
-                place, more = query.place(last), True
-            elif documents and not query.is_filtered:
-                place = query.place(documents[-1])
-            rows = [self._meet(step.table, one).row for one in documents]
-        width = len(step.table.columns)
-        return Page([row[:width] for row in rows if row is not None], place, more)
+            # The first document may have been on the page before, up to a place in it.
+            limit = step.limit + (query.form.parts is not None)
+            documents, last = await read_page(query.wanted(db, place), limit, query.sized)
+            rows: list[Row] = []
+            end = step.after
+            for one in documents:
+                for part in filter(query.is_behind, query.form.rows(one)):
+                    if len(rows) == step.limit:
+                        return Page(rows, end, more=True)
+                    row = self._meet(step.table, part).row or ()
+                    rows.append(row[: len(step.table.columns)])
+                    end = query.place(part)
+                end = query.place(one)
+        if last is not None or not query.is_filtered:
+            return Page(rows, end, last is not None)
+        return Page(rows, place, more)
 
     # ------------------------------------------------------------------------------- writing
     def _change(self, table: Table, key: Key, row: Row | None) -> None:
         met = self._met[table.name]
+        if FORMS[table.name].parts is not None:
+            raise NotImplementedError(f"{table.name} is not written by plans")
         # Rows get their numbers in the order in which they were written.
         met[key] = known = met.pop(key, None) or _Met(table, None, is_read=False)
         known.row, known.table, known.is_written = row, table, True
@@ -254,19 +272,20 @@ class _Query:
 
     def __init__(self, step: Pages) -> None:
         self._step = step
-        self._form = form = FORMS[step.table.name]
+        self.form = form = FORMS[step.table.name]
         #: The columns of the order that differ.
         self.free = step.order[step.given :]
         self._fields = [*map(form.field, self.free)]
         #: The conditions that an index serves in this order.
         self._served = {*step.order[: step.given], *(() if step.by else form.ordered)}
         equal = {name: value for name, value in step.equal.items() if name in self._served}
-        self._bounds = [form.under(equal)] if equal else []
+        self._bounds = [form.query(equal)] if equal else []
         for sign, bound in (("$gte", step.low), ("$lt", step.high)):
             if bound is not None:
                 self._bounds.append({self._fields[0]: {sign: form.encode(self.free[0], bound)}})
         if step.after is not None and self.free:
-            self._bounds.append(self._beyond(step.after, "$lt" if step.reverse else "$gt"))
+            sign = "$lt" if step.reverse else "$gt"
+            self._bounds.append(self._beyond(step.after, sign, inclusive=form.parts is not None))
 
     @property
     def is_filtered(self) -> bool:
@@ -278,7 +297,7 @@ class _Query:
         """Return a condition for the rows beyond a place."""
         fields = self._fields
         values = [
-            self._form.encode(name, value)
+            self.form.encode(name, value)
             for name, value in zip(self.free, place[self._step.given :], strict=True)
         ]
         same = [dict(zip(fields[:end], values, strict=False)) for end in range(len(fields) + 1)]
@@ -292,6 +311,13 @@ class _Query:
             "$or": [*cases, *same[len(fields) :]] if inclusive else cases,
         }
 
+    def is_behind(self, row: Document) -> bool:
+        """Return whether a row of a document is behind the place where the page begins."""
+        if self.form.parts is None or self._step.after is None:
+            return True
+        (of_document, place), (number, at) = self._step.after[-1], self.place(row)[-1]
+        return bool(number != of_document or (place is not None and at > place))
+
     def _find(self, db: Any, conditions: Sequence[Document], columns: Iterable[str]) -> Any:
         """Return a cursor of the driver, without its order."""
         query: dict[str, Any] = {}
@@ -301,7 +327,7 @@ class _Query:
                 rest.append({name: condition})
         if rest:
             query["$and"] = rest
-        return db[self._form.collection].find(query, self._form.projection(columns))
+        return db[self.form.collection].find(query, self.form.projection(columns))
 
     def _sort(self, *, back: bool = False) -> list[tuple[str, int]]:
         way = -1 if self._step.reverse is not back else 1
@@ -318,13 +344,14 @@ class _Query:
 
     def wanted(self, db: Any, end: Place | None) -> Any:
         """Return a cursor over the rows of the page."""
-        step, form = self._step, self._form
+        step, form = self._step, self.form
         conditions = [*self._bounds]
         if self.is_filtered:
             if end is not None and self.free:
                 sign = "$gt" if step.reverse else "$lt"
                 conditions.append(self._beyond(end, sign, inclusive=True))
-            conditions.append(form.query(step.equal))
+            others = {one: step.equal[one] for one in step.equal.keys() - self._served}
+            conditions.append(form.fields(others))
             for name, values in step.one_of.items():
                 one_of = [form.encode(name, value) for value in values]
                 conditions.append({form.field(name): {"$in": one_of}})
@@ -334,12 +361,14 @@ class _Query:
 
     def place(self, document: Document) -> Place:
         """Return the place of a document."""
-        return tuple(self._form.decode(name, document) for name in self._step.order)
+        step = self._step
+        given = [step.equal[name] for name in step.order[: step.given]]
+        return (*given, *(self.form.decode(name, document) for name in self.free))
 
     def sized(self, document: Document) -> tuple[Document, int]:
         """Return a document with its size in bytes."""
         large = [name for name, kind in self._step.table.types.items() if kind is bytes]
-        return document, sum(len(document[self._form.field(name)] or "") for name in large)
+        return document, sum(len(document[self.form.field(name)] or "") for name in large)
 
 
 class _Writes:
@@ -361,7 +390,7 @@ class _Writes:
         """Add the write of a row."""
         name, document, table, row = form.id(*key), met.document, met.table, met.row
         same: dict[str, Any] = {"_id": name}
-        names = form.query(dict(zip(table.columns, key, strict=False)))
+        names = form.fields(dict(zip(table.columns, key, strict=False)))
         statements = self._statements[form.collection]
         if document is not None and form.guard:
             same[form.guard] = document[form.guard]
@@ -375,7 +404,7 @@ class _Writes:
                 self._deleted[form.collection, form.guard, same.get(form.guard)].append(name)
         else:
             columns = dict(zip(table.columns, row, strict=True))
-            values = form.query({one: columns[one] for one in table.columns[table.key :]})
+            values = form.fields({one: columns[one] for one in table.columns[table.key :]})
             values |= {field: make(columns) for field, make in form.made.items()}
             if form.is_numbered:
                 names["_seq"] = self._sequence()

@@ -30,7 +30,7 @@ from engage.api import (
     SubscriptionStore,
     VerifiableStore,
 )
-from engage.store.facade import PlannedLetters, PlannedRecords, PlannedSuppressions
+from engage.store.facade import PlannedChoices, PlannedLetters, PlannedRecords, PlannedSuppressions
 from engage.store.tables import Plan
 
 from .connection import CLOSE_SECONDS, Connection
@@ -78,7 +78,7 @@ def _once_ready(
 class MongoStorage(
     EventStore,
     ProfileStore,
-    SubscriptionStore,
+    PlannedChoices,
     PlannedSuppressions,
     PlannedLetters,
     PlannedRecords,
@@ -287,9 +287,8 @@ class MongoStorage(
             self._work.set()
         return choices
 
-    state = _once_ready("_subscriptions", Subscriptions.state)
-    scan_subscriptions = _once_ready("_subscriptions", Subscriptions.scan)
-    history = _once_ready("_subscriptions", Subscriptions.history)
+    # A plan would change several documents that must still be the same.
+    apply_all = SubscriptionStore.apply_all
 
     erase_events = _once_ready("_events", Events.erase)
     reapply = _once_ready("_writer", Writer.reapply)

@@ -14,13 +14,25 @@ from bson.binary import Binary
 from bson.datetime_ms import DatetimeMS
 from bson.objectid import ObjectId
 
+from engage.api import Subject
+from engage.store.choices import HISTORY
 from engage.store.letters import BUDGETS, LETTERS, TOTALS, total_of
+from engage.store.profiles import CHOICES, KIND_OF, KINDS
 from engage.store.records import RECORDS, VERSIONS
 from engage.store.suppressions import SUPPRESSIONS
 from engage.store.tables import Row, Table
 
 from . import schema
-from .documents import below, pair_id, path_id, scoped_id
+from .documents import (
+    below,
+    pair_id,
+    path_id,
+    scoped_id,
+    subject_id,
+    subject_of,
+    unescape_key,
+    with_visitors,
+)
 
 Document = Mapping[str, Any]
 
@@ -62,6 +74,59 @@ def _budget(row: Mapping[str, Any]) -> str:
 _SEQUENCE: Final = Values(_sequence, str)
 
 
+def _within(number: Values, kind: type) -> Values:
+    """Return how the number of a row within a document is that of the document, and back. Without
+    a place in it, of this type, it is the end of the document."""
+
+    def encode(place: Any) -> Any:
+        if (
+            not isinstance(place, list | tuple)
+            or len(place) != 2
+            or not isinstance(place[1], kind | None)
+        ):
+            raise ValueError("not a cursor of this storage")
+        return number.encode(place[0])
+
+    def decode(value: Any) -> tuple[Any, Any]:
+        of_document, place = value if isinstance(value, tuple) else (value, None)
+        return number.decode(of_document), place
+
+    return Values(encode, decode)
+
+
+def _choices(document: Document) -> Iterable[Document]:
+    kind, name = subject_of(document)
+    names = {"workspaceId": document["workspaceId"], "kind": KINDS[kind], "name": name}
+    for group, key in sorted((unescape_key(key), key) for key in document["choices"]):
+        number = {"groupId": group, "_id": (document["_id"], group)}
+        yield {**names, **number, "changeId": "", **document["choices"][key]}
+
+
+def _choices_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    workspace, *subject = values.values()
+    if not subject:
+        return with_visitors(workspace)
+    kind, name = subject
+    return {"_id": subject_id(workspace, Subject(KIND_OF[kind], name))}
+
+
+def _records(document: Document) -> Iterable[Document]:
+    kind, name = subject_of(document)
+    unknown = dict.fromkeys(("secret", "userAgent", "address"), "")
+    for at, record in enumerate(document["records"], 1):
+        number = {"_seq": (document["_seq"], at)}
+        yield {**unknown, **document, **record, **number, "kind": KINDS[kind], "name": name}
+
+
+def _records_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    workspace, *subject = values.values()
+    names = {"workspaceId": workspace}
+    if subject:
+        kind, name = subject
+        names[schema.PLACES[KIND_OF[kind]].name] = name
+    return names
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Form:
     """The form of the documents of a table."""
@@ -73,8 +138,11 @@ class Form:
     values: Mapping[str, Values] = dataclasses.field(default_factory=dict)
     #: Column → its field, if that is not its name in camel case.
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    #: Whether the ``_id`` begins with the ``_id`` of the first values of the key.
-    is_path: bool = False
+    #: What finds documents by some values, if it is not these in their fields.
+    find: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
+    #: What returns the rows of one document as documents, in their order: each has as its number
+    #: that of the document and a place in it.
+    parts: Callable[[Document], Iterable[Document]] | None = None
     #: Columns by which an index finds rows in the order of arrival.
     ordered: frozenset[str] = frozenset()
     #: Field → what makes its value of those of the columns.
@@ -108,19 +176,25 @@ class Form:
         return self.values.get(column, _SAME).decode(document[self.field(column)])
 
     def query(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what the documents of rows with some values have."""
+        """Return a query for rows with some values, which an index serves."""
+        return self.fields(values) if self.find is None else self.find(values)
+
+    def fields(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return some values of a row as fields."""
         return {self.field(name): self.encode(name, value) for name, value in values.items()}
 
-    def under(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what the documents of rows have whose keys begin with some values."""
-        return {"_id": below(self.id(*values.values()))} if self.is_path else self.query(values)
+    def rows(self, document: Document) -> Iterable[Document]:
+        """Return the documents of the rows of a document."""
+        return [document] if self.parts is None else self.parts(document)
 
     def row(self, table: Table, document: Document) -> Row:
         """Return the row of a document."""
         return tuple(self.decode(column, document) for column in table.columns)
 
-    def projection(self, columns: Iterable[str]) -> dict[str, int]:
-        """Return what to read of documents."""
+    def projection(self, columns: Iterable[str]) -> dict[str, int] | None:
+        """Return what to read of documents; None: everything."""
+        if self.parts is not None:
+            return None
         return dict.fromkeys((*map(self.field, columns), *filter(None, [self.guard])), 1)
 
 
@@ -138,7 +212,7 @@ FORMS: Final[Mapping[str, Form]] = {
         schema.SUPPRESSIONS,
         values={"at": _TIME, "lifted": _BOOLEAN, "number": Values(str, str)},
         names={"number": "_id"},
-        is_path=True,
+        find=lambda values: {"_id": below(path_id(*values.values()))},
         ordered=frozenset({"workspace"}),
         # Of two at one time, the one that is not lifted.
         made={"rank": lambda row: 2 * row["at"] + (not row["lifted"])},
@@ -159,6 +233,27 @@ FORMS: Final[Mapping[str, Form]] = {
         {"number": "_seq"},
         ordered=frozenset({"workspace"}),
         made={"budget": _budget},
+    ),
+    # These are written by subscriptions.py.
+    CHOICES.name: Form(
+        schema.SUBSCRIPTIONS,
+        values={
+            "subscribed": _BOOLEAN,
+            "updated_at": _TIME,
+            "number": _within(Values(str, str), str),
+        },
+        names={"number": "_id"},
+        find=_choices_of,
+        parts=_choices,
+        ordered=frozenset({"workspace"}),
+    ),
+    HISTORY.name: Form(
+        schema.HISTORY,
+        values={"after": _BOOLEAN, "at": _TIME, "number": _within(_SEQUENCE, int)},
+        names={"number": "_seq"},
+        find=_records_of,
+        parts=_records,
+        ordered=frozenset({"workspace"}),
     ),
     TOTALS.name: Form(
         schema.DEAD_LETTERS,

@@ -53,7 +53,7 @@ class Totals:
         """Return the rows of the documents of a query: their count, and the sum of a field."""
         form, found = FORMS[table.name], dict[Key, Row]()
         *names, _, size = table.columns
-        fields = {"_id": 0, **form.projection([*names, size])}
+        fields = {"_id": 0, **(form.projection([*names, size]) or {})}
         with self._connection.calling() as db:
             async for one in db[form.collection].find(query, fields).batch_size(BATCH):
                 key = tuple(form.decode(name, one) for name in names)

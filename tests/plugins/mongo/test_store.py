@@ -23,11 +23,11 @@ from engage.api import (
     SubscriptionChange,
 )
 from engage.registry import load_plugins
+from engage.store.choices import MAX_IDLE
 from engage.testing import WORKSPACE, event, identify, letter
 from engage.testing.factories import count, user
 from engage_plugins.mongo import connection, schema, store
 from engage_plugins.mongo.store import MongoStorage
-from engage_plugins.mongo.subscriptions import MAX_IDLE
 from support import mongo
 from support.mongo_proxy import CLOSE, SILENCE, Proxy
 from support.waiting import eventually
