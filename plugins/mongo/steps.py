@@ -379,6 +379,7 @@ class _Writes:
         self._sequence = sequence
         #: Those that have no effect if another caller was first: each returns its effect.
         self._first: list[Callable[[], Awaitable[int]]] = []
+        self._rest: list[Callable[[], Awaitable[int]]] = []
         #: Collection and value of the guard → ``_id`` of what is deleted.
         self._deleted = collections.defaultdict[tuple[str, str, Any], list[str]](list)
         #: Documents that are inserted, or are greater than those that are stored.
@@ -400,7 +401,10 @@ class _Writes:
             elif met.is_found:
                 statements.append({"q": same, "u": {"$set": names}})
         elif row is None:
-            if document is not None:
+            if not met.is_read:
+                # Put and deleted by this plan. There may be one nevertheless.
+                self._rest.append(functools.partial(self._delete, form.collection, same, 1))
+            elif document is not None:
                 self._deleted[form.collection, form.guard, same.get(form.guard)].append(name)
         else:
             columns = dict(zip(table.columns, row, strict=True))
@@ -436,6 +440,7 @@ class _Writes:
             [
                 *(self._keep(form, documents) for form, documents in self._documents.items()),
                 *(self._change(name, part) for name, part in self._statements.items()),
+                *(one() for one in self._rest),
             ]
         )
         return True

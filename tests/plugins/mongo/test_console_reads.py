@@ -196,6 +196,10 @@ async def test_an_invalid_cursor_is_an_error_of_the_caller(store: MongoStorage) 
             await store.recent_dead_letters(None, before=cursor, limit=1)
         with pytest.raises(ValueError, match=r".+"):
             await store.list_records("key", after=cursor, limit=1)
+        with pytest.raises(ValueError, match=r".+"):
+            await store.scan_subscriptions(None, after=cursor, limit=1)
+        with pytest.raises(ValueError, match=r".+"):
+            await store.history(None, None, after=cursor, limit=1)
 
 
 # ------------------------------------------------------------------------------------ records

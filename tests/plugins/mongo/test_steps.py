@@ -4,28 +4,40 @@ happens if another caller is first."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pymongo
 import pytest
+from hypothesis import strategies as st
 
-from engage.api import StorageUnavailable
+from engage.api import StorageContext, StorageUnavailable
+from engage.store.memory import MemoryTables
 from engage.store.records import RECORDS
 from engage.store.tables import Pages, Put, Steps, plan
 from engage.testing import WORKSPACE, letter
 from engage.testing.factories import TIME, record
 from engage.testing.storage.suppressions import suppression
-from engage_plugins.mongo import schema
-from support import mongo
+from engage_plugins.mongo import schema, steps
+from engage_plugins.mongo.connection import Connection
+from engage_plugins.mongo.documents import Sequencer, path_id
+from engage_plugins.mongo.tables import FORMS, Form
+from support import executors, mongo
 from support.mongo_proxy import LOSE_REPLY, Proxy
 
 pytestmark = pytest.mark.mongo
 
 #: The commands of the driver itself.
 _OWN = ("isMaster", "ismaster", "endSessions")
+
+
+_TABLES = (executors.PLAIN, executors.MARKS)
 
 
 @pytest.fixture
@@ -151,6 +163,92 @@ async def test_a_plan_costs_few_commands(tmp_path: Path, url: str, proxy: Proxy,
         addresses = [("email", one.address) for one in many]
         assert await commands(store.suppressions(WORKSPACE, addresses)) == ["find"]
         assert await commands(store.put_record(record("a"))) == ["find", "find", "insert", "update"]
+
+
+class Mongo:
+    """MongoDB's executor, over tables that no plan of engage has."""
+
+    def __init__(self, runner: asyncio.Runner, connection: Connection) -> None:
+        self._runner = runner
+        self._connection = connection
+        self._steps = steps.Steps(connection, executors.CONTEXT, Sequencer())
+
+    def execute(self, wanted: Steps[Any], context: StorageContext) -> Any:
+        assert context is executors.CONTEXT
+        made: Any = lambda: wanted  # noqa: E731 (it is called as a plan is)
+        return self._runner.run(self._steps.run(made))
+
+    def empty(self) -> None:
+        """Delete everything."""
+
+        async def delete() -> None:
+            for table in _TABLES:
+                await self._connection.db[table.name].delete_many({})
+
+        self._runner.run(delete())
+
+
+@contextlib.contextmanager
+def executor(url: str) -> Iterator[Mongo]:
+    connection = Connection(url, driver="pymongo", allow_weak=False, timeout=60)
+
+    async def connect() -> None:
+        connection.connect()
+        with connection.calling():
+            await connection.recognise()
+
+    with asyncio.Runner() as runner:
+        runner.run(connect())
+        try:
+            yield Mongo(runner, connection)
+        finally:
+            runner.run(connection.close())
+
+
+@pytest.mark.parametrize("kind", mongo.kinds())
+def test_the_executor_returns_what_the_one_in_memory_does(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forms = [Form(one.name, lambda *key: path_id(*map(str, key))) for one in _TABLES]
+    forms[0] = dataclasses.replace(forms[0], guard="value")
+    for table, form in zip(_TABLES, forms, strict=True):
+        monkeypatch.setitem(FORMS, table.name, form)
+    if not mongo.can(kind, "code-point-order"):
+        monkeypatch.setitem(executors.VALUES, "a", st.sampled_from(["", "a", "a\0", "\uffff"]))
+
+    @hypothesis.settings(max_examples=150, deadline=None, derandomize=True)
+    @hypothesis.given(st.sampled_from(_TABLES).flatmap(executors.examples))
+    def compare(example: Any) -> None:
+        plans, wanted = example
+        real.empty()
+        sides = executors.Side(MemoryTables()), executors.Side(real)
+        for made, fails in plans:
+            # It refuses a page of what the plan has written.
+            made = [one for one in made if not isinstance(one, Pages)]
+            answers: list[Any] = []
+            for side in sides:
+                try:
+                    found = side.execute(executors.plan(made, fails=fails))
+                    answers.append([*map(sorted_rows, found)])
+                except executors.ToldError:
+                    answers.append("failed")
+            assert answers[0] == answers[1], made
+            for page in (*wanted, *(Pages(table, 3) for table in _TABLES)):
+                expected, got = (executors.rows_of(page.table, side.follow(page)) for side in sides)
+                assert got == expected, page
+
+    with executor(mongo.shared(kind).url()) as real:
+        compare()
+
+
+def sorted_rows(answer: Any) -> Any:
+    """Return what a step returned; the rows under a prefix have any order."""
+    if not isinstance(answer, dict):
+        return answer
+    return {
+        key: sorted(value, key=repr) if isinstance(value, list) else value
+        for key, value in answer.items()
+    }
 
 
 @plan()
