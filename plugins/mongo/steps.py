@@ -70,8 +70,9 @@ class Steps:
         """Run a plan, again if another caller was first."""
         with pymongo.timeout(self._connection.timeout):
             for _ in range(MAX_ATTEMPTS):
-                attempt, steps = _Attempt(self._connection, self._totals), plan(*args, **kwargs)
+                attempt = _Attempt(self._connection, self._totals, is_run=True)
                 try:
+                    steps = plan(*args, **kwargs)
                     result = await execute_waiting(steps, attempt.execute, self._context)
                     is_written = await attempt.write(self._sequence)
                 except BaseException:
@@ -86,8 +87,8 @@ class Steps:
         self, plan: Plan[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
     ) -> Result:
         """Run a plan that only reads."""
-        attempt, steps = _Attempt(self._connection, self._totals), plan(*args, **kwargs)
-        return await execute_waiting(steps, attempt.execute, self._context)
+        attempt = _Attempt(self._connection, self._totals, is_run=False)
+        return await execute_waiting(plan(*args, **kwargs), attempt.execute, self._context)
 
 
 @dataclasses.dataclass(slots=True)
@@ -113,9 +114,10 @@ class _Met:
 class _Attempt:
     """A plan that is run once."""
 
-    def __init__(self, connection: Connection, totals: Totals) -> None:
+    def __init__(self, connection: Connection, totals: Totals, *, is_run: bool) -> None:
         self._connection = connection
         self._totals = totals
+        self._is_run = is_run
         self._met = collections.defaultdict[str, dict[Key, _Met]](dict)
 
     async def execute(self, step: Any) -> Any:
@@ -192,15 +194,17 @@ class _Attempt:
             limit = step.limit + (query.form.parts is not None)
             documents, last = await read_page(query.wanted(db, place), limit, query.sized)
             rows: list[Row] = []
-            end = step.after
+            behind = None
             for one in documents:
                 for part in filter(query.is_behind, query.form.rows(one)):
                     if len(rows) == step.limit:
-                        return Page(rows, end, more=True)
-                    row = self._meet(step.table, part).row or ()
-                    rows.append(row[: len(step.table.columns)])
-                    end = query.place(part)
-                end = query.place(one)
+                        return Page(rows, query.place(behind), more=True)
+                    rows.append(query.form.row(step.table, part))
+                    if self._is_run:
+                        self._meet(step.table, part)
+                    behind = part
+                behind = one
+            end = query.place(behind)
         if last is not None or not query.is_filtered:
             return Page(rows, end, last is not None)
         return Page(rows, place, more)
@@ -315,7 +319,7 @@ class _Query:
         """Return whether a row of a document is behind the place where the page begins."""
         if self.form.parts is None or self._step.after is None:
             return True
-        (of_document, place), (number, at) = self._step.after[-1], self.place(row)[-1]
+        (of_document, place), (number, at) = self._step.after[-1], self.form.decode("number", row)
         return bool(number != of_document or (place is not None and at > place))
 
     def _find(self, db: Any, conditions: Sequence[Document], columns: Iterable[str]) -> Any:
@@ -359,9 +363,11 @@ class _Query:
                 conditions.append({form.field(name): {"$gte": form.encode(name, value)}})
         return self._find(db, conditions, (*step.table.columns, *step.order)).sort(self._sort())
 
-    def place(self, document: Document) -> Place:
-        """Return the place of a document."""
+    def place(self, document: Document | None) -> Place | None:
+        """Return the place of a document; if there is none, that where the page begins."""
         step = self._step
+        if document is None:
+            return step.after
         given = [step.equal[name] for name in step.order[: step.given]]
         return (*given, *(self.form.decode(name, document) for name in self.free))
 
@@ -391,7 +397,11 @@ class _Writes:
         """Add the write of a row."""
         name, document, table, row = form.id(*key), met.document, met.table, met.row
         same: dict[str, Any] = {"_id": name}
-        names = form.fields(dict(zip(table.columns, key, strict=False)))
+        pairs = [
+            (field, values.encode(value))
+            for (field, values), value in zip(form.columns(table), row or key, strict=False)
+        ]
+        names, values = dict(pairs[: table.key]), dict(pairs[table.key :])
         statements = self._statements[form.collection]
         if document is not None and form.guard:
             same[form.guard] = document[form.guard]
@@ -407,9 +417,8 @@ class _Writes:
             elif document is not None:
                 self._deleted[form.collection, form.guard, same.get(form.guard)].append(name)
         else:
-            columns = dict(zip(table.columns, row, strict=True))
-            values = form.fields({one: columns[one] for one in table.columns[table.key :]})
-            values |= {field: make(columns) for field, make in form.made.items()}
+            for field, make in form.made.items():
+                values[field] = make(dict(zip(table.columns, row, strict=True)))
             if form.is_numbered:
                 names["_seq"] = self._sequence()
             if form.sum:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -187,9 +187,19 @@ class Form:
         """Return the documents of the rows of a document."""
         return [document] if self.parts is None else self.parts(document)
 
+    @functools.cache  # noqa: B019 (there are few)
+    def columns(self, table: Table) -> Sequence[tuple[str, Values]]:
+        """Return the field of each column, and its values."""
+        return [(self.field(name), self.values.get(name, _SAME)) for name in table.columns]
+
     def row(self, table: Table, document: Document) -> Row:
         """Return the row of a document."""
-        return tuple(self.decode(column, document) for column in table.columns)
+        return tuple(
+            [
+                document[field] if values is _SAME else values.decode(document[field])
+                for field, values in self.columns(table)
+            ]
+        )
 
     def projection(self, columns: Iterable[str]) -> dict[str, int] | None:
         """Return what to read of documents; None: everything."""
