@@ -388,6 +388,8 @@ class _Writes:
         self._rest: list[Callable[[], Awaitable[int]]] = []
         #: Collection and value of the guard → ``_id`` of what is deleted.
         self._deleted = collections.defaultdict[tuple[str, str, Any], list[str]](list)
+        #: Collection → ``_id`` of what was only read.
+        self._found = collections.defaultdict[str, list[str]](list)
         #: Documents that are inserted, or are greater than those that are stored.
         self._documents = collections.defaultdict[Form, list[dict[str, Any]]](list)
         #: Collection → statements.
@@ -409,7 +411,7 @@ class _Writes:
             if met.is_found and form.guard:
                 self._first.append(functools.partial(self._update, form, same, names))
             elif met.is_found:
-                statements.append({"q": same, "u": {"$set": names}})
+                self._found[form.collection].append(name)
         elif row is None:
             if not met.is_read:
                 # Put and deleted by this plan. There may be one nevertheless.
@@ -445,6 +447,13 @@ class _Writes:
                 first.append(functools.partial(self._delete, collection, query, len(chunk)))
         if first and not any(await _all(one() for one in first)):
             return False
+        for collection, names in self._found.items():
+            # It changes nothing, and waits until what was read is durable.
+            nothing = {"$setOnInsert": {"_none": 0}}
+            self._statements[collection] += [
+                {"q": {"_id": any_of(chunk)}, "u": nothing, "multi": True}
+                for chunk in self._connection.chunks(names)
+            ]
         await _all(
             [
                 *(self._keep(form, documents) for form, documents in self._documents.items()),
