@@ -32,10 +32,12 @@ from engage.store.pages import NUMBER, cursor_of, page, place_of
 from engage.store.profiles import (
     CLAIMS,
     GROUP,
+    IDENTIFIER_HEADS,
     IDENTIFIERS,
     KIND_OF,
     LINKS,
     MEMBERSHIPS,
+    PERSONS,
     PROFILES,
     REMOVED,
     TRAITS,
@@ -66,8 +68,8 @@ from engage.store.tables import (
 
 Item = TypeVar("Item")
 _by_first: Final = attrgetter("first")
-#: Users that are read at once, so that what is read of them fits into the caches of a processor.
-_STEP: Final = 128
+#: Users that are read at once: as many as SQLite looks up with one statement.
+_STEP: Final = 256
 #: A user, the linked anonymous ids, and the visitors that are merged, by their links.
 _User = tuple[Profile, Sequence[str], Sequence[Profile]]
 
@@ -183,11 +185,11 @@ def _of_kind(kind: int, workspace_id: str | None) -> dict[str, Any]:
 @plan()
 def profile(workspace_id: str, user_id: str) -> Steps[UserProfile | None]:
     """Return a user, or ``None`` if the user does not exist."""
-    people = yield from _users(workspace_id, [user_id])
+    people = yield from users(workspace_id, [user_id])
     return next(iter((yield from _merged(people))), None)
 
 
-def _users(workspace_id: str, ids: Sequence[str]) -> Steps[list[_User]]:
+def users(workspace_id: str, ids: Sequence[str]) -> Steps[list[_User]]:
     """Return the users of these ids that exist."""
     found = yield from profiles([(workspace_id, USER, name) for name in ids])
     return (yield from _with_visitors([one for one in found if one.exists]))
@@ -361,10 +363,10 @@ def users_beginning(
 ) -> Steps[list[str]]:
     """Return the ids of users of which the id, or an identifier, has a beginning."""
     equal: dict[str, Any] = {"workspace": workspace_id, "kind": USER}
-    table, by = PROFILES, PROFILES.columns[:3]
+    table, by = PERSONS, PERSONS.columns
     if trait is not None:
         equal["trait"] = trait
-        table, by = IDENTIFIERS, IDENTIFIERS.indexes[0][:3]
+        table, by = IDENTIFIER_HEADS, IDENTIFIERS.indexes[0][:3]
     end = text + chr(sys.maxunicode)
     found = yield Pages(table, limit, by, equal, low=text, high=end)
     return [name for _, _, name, *_ in found.rows]
@@ -375,14 +377,14 @@ def identifier_history(
     workspace_id: str, trait: str, ids: Sequence[str]
 ) -> Steps[dict[str, list[str]]]:
     """Return the values of a trait that users have or had, by each of these ids."""
-    people = yield from _users(workspace_id, ids)
+    people = yield from users(workspace_id, ids)
     keys = [(*one.person, trait) for user, _, visitors in people for one in (user, *visitors)]
-    current = yield Get(IDENTIFIERS, keys)
+    current = yield Get(IDENTIFIER_HEADS, keys)
     earlier = yield Under(CLAIMS, keys)
     found: dict[str, list[str]] = {}
     for user, _, visitors in people:
         mine = [(*one.person, trait) for one in (user, *visitors)]
-        values = {Identifier(*current[key]).value for key in mine if key in current}
+        values = {current[key][-1] for key in mine if key in current}
         values.update(value for key in mine for *_, value, _ in earlier[key])
         if values:
             found[user.name] = [*values]

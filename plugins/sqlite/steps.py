@@ -174,7 +174,7 @@ def _if_it_wins(table: Table) -> str:
 def _get(db: sqlite3.Connection, step: Get, numbers: _Numbers) -> dict[Key, Row]:
     width = step.table.key
     found = {row[:width]: row for row in _sql(step.table).read(db, step.keys, numbers)}
-    if step.table.name in _OWNERS:
+    if step.table.name in _OWNERS and "number" in step.table.columns:
         numbers.update({key: found[key][-1] if key in found else None for key in step.keys})
     return found
 
