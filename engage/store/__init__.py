@@ -22,5 +22,5 @@ in *steps* over *tables*, and a storage executes these: see ``tables.py``.
 
 Events are not here yet: a storage decides by itself which are new, and runs ``changes.apply`` for
 what they change. MongoDB executes the plans of records, suppressions and dead letters, and those
-that read choices. It still has rules of its own for everything else.
+that read choices and people. It still has rules of its own for everything else.
 """

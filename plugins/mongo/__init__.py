@@ -5,9 +5,9 @@
 ``store.py``          the interface that the core calls: opening, readiness, the work left for later
 ``writer.py``         storing events with their changes, and completing writes that a crash cut off
 ``events.py``         the collection of events
-``profiles.py``       applying the changes of events to profiles
-``people.py``         reading profiles: whom a visitor belongs to, and deleting old visitors
-``identifiers.py``    users and visitors by the value of a trait, and when each first had it
+``profiles.py``       applying the changes of events to profiles, and deleting old visitors
+``people.py``         plans that read profiles: their steps as queries
+``identifiers.py``    the values by which users and visitors are found, and since when each has one
 ``changes.py``        the profile changes of one write, folded, as update statements
 ``subscriptions.py``  subscription choices and their history, and the upgrade of version 1
 ``steps.py``          plans: their steps as queries and updates

@@ -46,6 +46,7 @@ from engage.store.tables import (
 from .connection import BATCH, DUPLICATE, MAX_ATTEMPTS, Connection
 from .documents import Sequencer, any_of
 from .paging import read_page
+from .people import PeopleSteps
 from .tables import FORMS, Document, Form
 from .totals import Totals
 
@@ -64,13 +65,17 @@ class Steps:
         self._sequence = sequence
         self._totals = Totals(connection)
 
+    def _attempt(self) -> _Attempt:
+        people = PeopleSteps(self._connection, self._context)
+        return _Attempt(self._connection, self._totals, people)
+
     async def run(
         self, plan: Plan[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
     ) -> Result:
         """Run a plan, again if another caller was first."""
         with pymongo.timeout(self._connection.timeout):
             for _ in range(MAX_ATTEMPTS):
-                attempt, steps = _Attempt(self._connection, self._totals), plan(*args, **kwargs)
+                attempt, steps = self._attempt(), plan(*args, **kwargs)
                 try:
                     result = await execute_waiting(steps, attempt.execute, self._context)
                     is_written = await attempt.write(self._sequence)
@@ -86,7 +91,7 @@ class Steps:
         self, plan: Plan[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
     ) -> Result:
         """Run a plan that only reads."""
-        attempt, steps = _Attempt(self._connection, self._totals), plan(*args, **kwargs)
+        attempt, steps = self._attempt(), plan(*args, **kwargs)
         return await execute_waiting(steps, attempt.execute, self._context)
 
 
@@ -113,13 +118,16 @@ class _Met:
 class _Attempt:
     """A plan that is run once."""
 
-    def __init__(self, connection: Connection, totals: Totals) -> None:
+    def __init__(self, connection: Connection, totals: Totals, people: PeopleSteps) -> None:
         self._connection = connection
         self._totals = totals
+        self._people = people
         self._met = collections.defaultdict[str, dict[Key, _Met]](dict)
 
     async def execute(self, step: Any) -> Any:
         """Execute a step, and return its result."""
+        if step.table.name in PeopleSteps.TABLES:
+            return await self._people.execute(step)
         if FORMS[step.table.name].is_total:
             return await self._totals.execute(step)
         return await self._EXECUTE[type(step)](self, step)

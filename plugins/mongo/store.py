@@ -21,7 +21,6 @@ from engage.api import (
     EventStore,
     Kind,
     Outcome,
-    ProfileStore,
     StorageContext,
     StorageError,
     StorageUnavailable,
@@ -30,7 +29,13 @@ from engage.api import (
     SubscriptionStore,
     VerifiableStore,
 )
-from engage.store.facade import PlannedChoices, PlannedLetters, PlannedRecords, PlannedSuppressions
+from engage.store.facade import (
+    PlannedChoices,
+    PlannedLetters,
+    PlannedProfiles,
+    PlannedRecords,
+    PlannedSuppressions,
+)
 from engage.store.tables import Plan
 
 from .connection import CLOSE_SECONDS, Connection
@@ -38,8 +43,7 @@ from .counts import Counts
 from .documents import Sequencer, is_text
 from .events import Events
 from .identifiers import Identifiers, declared_traits
-from .people import People
-from .profiles import ERASURES_SECONDS, Profiles
+from .profiles import ERASURES_SECONDS, Profiles, Visitors
 from .schema import META, Preparation, Schema
 from .steps import Steps
 from .subscriptions import Subscriptions, Upgrade
@@ -77,7 +81,7 @@ def _once_ready(
 
 class MongoStorage(
     EventStore,
-    ProfileStore,
+    PlannedProfiles,
     PlannedChoices,
     PlannedSuppressions,
     PlannedLetters,
@@ -96,11 +100,11 @@ class MongoStorage(
         #: Set when the housekeeping has something to do.
         self._work = asyncio.Event()
         sequence = Sequencer()
-        self._people = People(connection, context.profile_limits, context.identifiers)
-        self._identifiers = Identifiers(connection, self._people, context.identifiers)
+        self._visitors = Visitors(connection, context)
+        self._identifiers = Identifiers(connection, context.identifiers)
         self._events = Events(connection)
         self._profiles = Profiles(
-            connection, context.profile_limits, self._identifiers.declared, self._people
+            connection, context.profile_limits, self._identifiers.declared, self._visitors
         )
         self._writer = Writer(connection, self._events, self._profiles, sequence, self._work)
         self._subscriptions = Subscriptions(connection, self._profiles, sequence)
@@ -108,7 +112,7 @@ class MongoStorage(
         self._counts = Counts(connection)
         self._verification = Verification(connection, context.identifiers)
         upgrade = Upgrade(
-            connection, self._people, self._subscriptions, self._counts, self._complete
+            connection, self._visitors, self._subscriptions, self._counts, self._complete
         )
         self._schema = Schema(connection, traits=traits, upgrade=upgrade)
         self.dropped_changes = 0
@@ -262,18 +266,7 @@ class MongoStorage(
     recent = _once_ready("_events", Events.recent)
     expire = _once_ready("_events", Events.expire)
 
-    profile = _once_ready("_people", People.find)
-    certain = _once_ready("_people", People.certain)
-    visitor = _once_ready("_people", People.visitor)
-    users_beginning = _once_ready("_people", People.users_beginning)
-    scan_users = _once_ready("_people", People.scan_users)
-    scan_visitors = _once_ready("_people", People.scan_visitors)
-    scan_groups = _once_ready("_people", People.scan_groups)
-    expire_visitors = _once_ready("_people", People.expire)
-    find_users = _once_ready("_identifiers", Identifiers.find_users)
-    find_visitors = _once_ready("_identifiers", Identifiers.find_visitors)
-    identifier_history = _once_ready("_identifiers", Identifiers.history)
-    holders = _once_ready("_identifiers", Identifiers.holders)
+    expire_visitors = _once_ready("_visitors", Visitors.expire)
 
     async def apply(self, change: SubscriptionChange) -> Mapping[str, bool]:
         await self._ready()
@@ -292,8 +285,6 @@ class MongoStorage(
 
     erase_events = _once_ready("_events", Events.erase)
     reapply = _once_ready("_writer", Writer.reapply)
-    links_to = _once_ready("_people", People.links_to)
-    linked_to = _once_ready("_people", People.linked_to)
     erase_choices = _once_ready("_subscriptions", Subscriptions.erase)
 
     async def erase_profile(self, workspace_id: str, kind: Kind, name: str) -> bool:
@@ -319,5 +310,4 @@ class MongoStorage(
         async for problem in self._verification.problems():
             yield problem
 
-    scan_links = _once_ready("_verification", Verification.scan_links)
     unfinished = _once_ready("_verification", Verification.unfinished)

@@ -44,8 +44,8 @@ from .documents import (
     subject_id,
     subject_of,
 )
-from .people import STEP, People, parts
-from .profiles import Profiles
+from .paging import STEP
+from .profiles import Profiles, Visitors, parts
 from .schema import EVENTS, HISTORY, LINKS, META, PLACES, SUBSCRIPTIONS, USERS, VERSION, VISITORS
 from .tables import FORMS
 
@@ -295,7 +295,7 @@ class Upgrade:
     """
 
     connection: Connection
-    people: People
+    visitors: Visitors
     subscriptions: Subscriptions
     counts: Counts
     #: Completes writes that a crash cut off.
@@ -312,7 +312,7 @@ class Upgrade:
             fence = {"minReader": VERSION, "engage": ENGAGE_VERSION}
             await db[META].update_one({"_id": "schema", "version": 1}, {"$set": fence})
         await self.complete()
-        await self.people.forget_vouched()
+        await self.visitors.forget_vouched()
         known, unsure = _Known(set), set()
         async for workspace, part in self._parts("userId", known):
             for one in part:
@@ -332,7 +332,7 @@ class Upgrade:
         async for workspace, part in self._parts("anonymousId"):
             left = {one["anonymousId"]: one for one in part if _unsubscribed(one)}
             with self.connection.calling(scan=True):
-                owners = await self.people.owners(workspace, left)
+                owners = await self.visitors.owners(workspace, left)
             await self._unsubscribe(
                 (Subject(Kind.USER, user), left[name]) for name, user in owners.items()
             )
@@ -344,8 +344,8 @@ class Upgrade:
             names = [one["userId"] for one in part]
             names = [name for name in names if Kind.USER not in known[workspace, name]]
             with self.connection.calling(scan=True):
-                owners = await self.people.owners(workspace, names)
-                people = await self.people.visitors_of(workspace, owners.values())
+                owners = await self.visitors.owners(workspace, names)
+                people = await self.visitors.visitors_of(workspace, owners.values())
                 for name, user in owners.items():
                     keys = [scoped_id(workspace, one) for one in (user, *people[user])]
                     latest: dict[str, tuple[Any, ...]] = {}
