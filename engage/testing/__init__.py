@@ -65,6 +65,7 @@ from .storage.dead_letters import DeadLetterTests  # noqa: E402
 from .storage.erasures import ErasureTests  # noqa: E402
 from .storage.events import EventTests  # noqa: E402
 from .storage.failures import FailureTests  # noqa: E402
+from .storage.follows import FollowTests  # noqa: E402
 from .storage.harness import Bench, Subject, on_store  # noqa: E402
 from .storage.identifiers import IdentifierTests  # noqa: E402
 from .storage.processes import ProcessTests  # noqa: E402
@@ -100,6 +101,7 @@ __all__ = [
 class StorageConformance(
     EventTests,
     ScanTests,
+    FollowTests,
     FailureTests,
     ProcessTests,
     ProfileTests,

@@ -23,6 +23,7 @@ from engage.api import (
     EventStore,
     Kind,
     Outcome,
+    Page,
     ProfileStore,
     RecordStore,
     StorageContext,
@@ -35,6 +36,7 @@ from engage.api import (
     VerifiableStore,
 )
 
+from .arrivals import BEAT, Arrivals
 from .connection import CLOSE_SECONDS, Connection
 from .counts import Counts
 from .dead_letters import DeadLetters
@@ -106,7 +108,10 @@ class MongoStorage(
         self._profiles = Profiles(
             connection, context.profile_limits, self._identifiers.declared, self._people
         )
-        self._writer = Writer(connection, self._events, self._profiles, sequence, self._work)
+        self._arrivals = Arrivals(connection, sequence)
+        self._writer = Writer(
+            connection, self._events, self._profiles, self._arrivals, sequence, self._work
+        )
         self._subscriptions = Subscriptions(connection, self._profiles, sequence)
         self._suppressions = Suppressions(connection)
         self._dead_letters = DeadLetters(connection, context.dead_letter_budget, sequence)
@@ -116,7 +121,9 @@ class MongoStorage(
         upgrade = Upgrade(
             connection, self._people, self._subscriptions, self._counts, self._complete
         )
-        self._schema = Schema(connection, traits=traits, upgrade=upgrade)
+        self._schema = Schema(
+            connection, traits=traits, upgrade=upgrade, begin=self._arrivals.create
+        )
         self.dropped_changes = 0
         self._preparation = Preparation(
             connection,
@@ -162,6 +169,7 @@ class MongoStorage(
             await self._preparation.stop()
             await self._connection.close()
             raise
+        self._arrivals.keeps = create
         self._housekeeping = asyncio.create_task(self._keep_house())
 
     async def _ready(self) -> None:
@@ -190,6 +198,7 @@ class MongoStorage(
             ):
                 # Marks that are left do no harm.
                 await self._tidy()
+                await self._arrivals.close()
         await self._connection.close()
         self._preparation.forget()
         self._profiles.forget()
@@ -214,13 +223,18 @@ class MongoStorage(
         """Remove marks, many at once, and complete the changes of failed writes. Runs until it is
         cancelled."""
         while True:
-            await self._work.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(BEAT):
+                    await self._work.wait()
             await asyncio.sleep(_PAUSE)
             self._work.clear()
             try:
                 await self._ready()
                 with self._connection.calling():
                     await self._tidy()
+                    await self._arrivals.enter()
+                if self._arrivals.has_work:
+                    self._work.set()
                 if self._writer.completions_due:
                     await self._writer.complete_due(self._complete)
                     if self._writer.completions_due:
@@ -254,7 +268,20 @@ class MongoStorage(
     find = _once_ready("_events", Events.find)
     scan = _once_ready("_events", Events.scan)
     recent = _once_ready("_events", Events.recent)
-    expire = _once_ready("_events", Events.expire)
+
+    async def follow(
+        self, *, after: str | None, since: int | None = None, limit: int
+    ) -> Page[Event]:
+        await self._ready()
+        return await self._arrivals.page(after, since, limit)
+
+    async def expire(self, before: int, *, limit: int, force: bool = False) -> int:
+        await self._ready()
+        deleted = await self._events.expire(before, limit=limit, force=force)
+        if deleted:
+            with self._connection.calling():
+                await self._arrivals.expire(before)
+        return deleted
 
     profile = _once_ready("_people", People.find)
     certain = _once_ready("_people", People.certain)

@@ -51,7 +51,18 @@ from .documents import (
 from .paging import read_page
 from .people import STEP, People, parts
 from .profiles import Profiles
-from .schema import EVENTS, HISTORY, LINKS, META, PLACES, SUBSCRIPTIONS, USERS, VERSION, VISITORS
+from .schema import (
+    EVENTS,
+    HISTORY,
+    LINKS,
+    META,
+    OWN_CHOICES,
+    PLACES,
+    SUBSCRIPTIONS,
+    USERS,
+    VERSION,
+    VISITORS,
+)
 
 #: Changes without effect that are remembered of one user or visitor.
 MAX_IDLE: Final = 16
@@ -415,15 +426,7 @@ class Upgrade:
     complete: Callable[[], Awaitable[None]]
 
     async def run(self) -> None:
-        """Give each choice to the user or the visitor.
-
-        :raises StorageUnavailable: also while processes of another version use the store.
-        """
-        await self._refuse_others()
-        with self.connection.calling() as db:
-            # From now on, an older version would misread the store.
-            fence = {"minReader": VERSION, "engage": ENGAGE_VERSION}
-            await db[META].update_one({"_id": "schema", "version": 1}, {"$set": fence})
+        """Give each choice to the user or the visitor."""
         await self.complete()
         await self.people.forget_vouched()
         known, unsure = _Known(set), set()
@@ -470,6 +473,17 @@ class Upgrade:
                     found += sum(one[2:] == (name, True) for one in latest.values())
         return found
 
+    async def fence(self) -> None:
+        """Keep processes of older versions from opening the store.
+
+        :raises StorageUnavailable: also while processes of another version use it.
+        """
+        await self._refuse_others()
+        with self.connection.calling() as db:
+            earlier = {"_id": "schema", "version": {"$lt": VERSION}}
+            fence = {"minReader": VERSION, "engage": ENGAGE_VERSION}
+            await db[META].update_one(earlier, {"$set": fence})
+
     async def _refuse_others(self) -> None:
         now = time.time_ns() // 1_000_000
         since, until = now - _ALIVE, now + _ALIVE
@@ -498,7 +512,7 @@ class Upgrade:
                 schema = await db[META].find_one({"_id": "schema"})
                 cursor = db[SUBSCRIPTIONS].find(query).sort([("_id", 1)]).limit(STEP)
                 page = await cursor.to_list(None)
-            if schema["version"] >= VERSION:
+            if schema["version"] >= OWN_CHOICES:
                 return
             for workspace, part in parts(page):
                 if known is not None:
