@@ -31,6 +31,7 @@ from engage.api import (
     ProfileLimits,
     RemovedTraits,
     Seen,
+    StorageContext,
     Version,
     identifier_value,
 )
@@ -40,10 +41,12 @@ from engage.store.profiles import (
     IDENTIFIERS,
     KIND_OF,
     KINDS,
+    KNOWN_LINKS,
     LINKS,
     MEMBERSHIPS,
     PROFILES,
     REMOVED,
+    SEARCHED,
     TRAITS,
     USER,
     VISITOR,
@@ -54,7 +57,20 @@ from engage.store.profiles import (
     delete_profiles,
     may_expire,
 )
-from engage.store.tables import Context, Delete, Get, Key, Pages, Put, Row, Steps, Table, Under
+from engage.store.tables import (
+    Context,
+    Delete,
+    Get,
+    Key,
+    Pages,
+    Put,
+    Recall,
+    Remember,
+    Row,
+    Steps,
+    Table,
+    Under,
+)
 
 #: A user, and an anonymous id.
 Pair = tuple[Person, str]
@@ -196,44 +212,23 @@ def _keep_greatest(
 # -------------------------------------------------------------------------------------- applying
 #: A trait of a profile: (workspace, kind, name, trait).
 _Trait = tuple[str, int, str, str]
-#: By workspace, and whether with identifiers: where the next search for visitors begins.
-Searched = Mapping[tuple[str, bool], Any]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Applied:
-    """What a write changed. A process that keeps anything of it does so after the commit."""
-
-    #: How many changes were dropped because of a limit.
-    dropped: int = 0
-    #: Links that are stored, and when the first event that made each was received.
-    links: Mapping[Pair, int] = dataclasses.field(default_factory=dict)
-    searched: Searched = dataclasses.field(default_factory=dict)
-
-
-def apply(
-    changes: Sequence[tuple[Event, Sequence[EncodedChange]]],
-    declared: Mapping[str, Collection[str]],
-    known_links: Mapping[Pair, int],
-    searched: Searched,
-) -> Steps[Applied]:
+def apply(changes: Sequence[tuple[Event, Sequence[EncodedChange]]]) -> Steps[int]:
     """Apply the changes of newly stored events.
 
     :param changes: events with their changes, in order of arrival.
-    :param declared: workspace id → the traits by which its users are looked up.
-    :param known_links: links that are known to be stored, with when the first event was received.
-    :param searched: of an earlier write.
+    :return: how many changes were dropped because of a limit.
     """
-    folded = fold(changes, known_links, declared)
+    context: StorageContext = yield Context()
+    folded = fold(changes, (yield Recall(KNOWN_LINKS)), context.identifiers)
     people = {person for person, _ in (*folded.links, *folded.decisions)}
     people.update(folded.seen)
     if not people:
-        return Applied(searched=searched)
-    limits = (yield Context()).profile_limits
-    write = _Write(folded, limits, people, (yield Get(PROFILES, people)))
-    places = dict(searched)
+        return 0
+    write = _Write(folded, context.profile_limits, people, (yield Get(PROFILES, people)))
     if new := [visitor for visitor in folded.visited if visitor in write.new]:
-        yield from write.limit_visitors(new, places)
+        yield from write.limit_visitors(new)
     write.set_times()
     yield from write.set_traits()
     yield from write.set_memberships()
@@ -242,7 +237,9 @@ def apply(
     for table, rows in {PROFILES: changed, **write.rows}.items():
         if rows:
             yield Put(table, rows)
-    return Applied(write.dropped, links, places)
+    if links:
+        yield Remember(KNOWN_LINKS, links)
+    return write.dropped
 
 
 class _Write:
@@ -280,11 +277,8 @@ class _Write:
         keys = [(*person, name) for person, name in registers if person not in self.new]
         return (yield Get(table, keys)) if keys else {}
 
-    def limit_visitors(self, new: Sequence[Person], places: dict[Any, Any]) -> Steps[None]:
-        """Count new visitors, and leave out those that have no room.
-
-        :param places: see :func:`_make_room`.
-        """
+    def limit_visitors(self, new: Sequence[Person]) -> Steps[None]:
+        """Count new visitors, and leave out those that have no room."""
         rows = yield Get(VISITOR_TOTALS, {(workspace,) for workspace, *_ in new})
         totals = Counter(dict(rows.values()))
         late = []
@@ -298,7 +292,7 @@ class _Write:
             # The visitors that this write changes or links stay.
             kept = {name for *_, name in self.profiles}
             kept.update(name for _, name in self.folded.links)
-            gone = yield from _make_room(workspace, len(mine), kept, places)
+            gone = yield from _make_room(workspace, len(mine), kept)
             self._leave_out({*mine[gone:]})
         yield Put(VISITOR_TOTALS, [*totals.items()])
 
@@ -462,18 +456,17 @@ class _Write:
         return kept
 
 
-def _make_room(
-    workspace: str, wanted: int, kept: Collection[str], places: dict[Any, Any]
-) -> Steps[int]:
+def _make_room(workspace: str, wanted: int, kept: Collection[str]) -> Steps[int]:
     """Delete visitors that only public keys made, and that may expire: those without an identifier
     first, and of those that are examined at once the least recently changed.
 
     :param wanted: how many are to be deleted.
     :param kept: anonymous ids of visitors that stay.
-    :param places: where the next search begins; this changes it.
     :return: how many were deleted.
     """
     gone = 0
+    searched = yield Recall(SEARCHED)
+    places = {place: at for place, at in searched.items() if place[0] == workspace}
     for place in [(workspace, False)] * _SEARCHES + [(workspace, True)] * _SEARCHES:
         page = yield Pages(
             PROFILES,
@@ -497,4 +490,5 @@ def _make_room(
         if gone == wanted:
             break
         places[place] = page.place if page.more else None
+    yield Remember(SEARCHED, places)
     return gone

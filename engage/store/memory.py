@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
-from engage.api import StorageContext
+from engage.api import StorageContext, begins_with
 from engage.store.tables import (
     MAX_PAGE_BYTES,
     Add,
@@ -18,6 +18,8 @@ from engage.store.tables import (
     Pages,
     Place,
     Put,
+    Recall,
+    Remember,
     Row,
     Steps,
     Table,
@@ -123,7 +125,7 @@ class MemoryTables:
             if len(rows) == step.limit or looked == step.most or size > MAX_PAGE_BYTES:
                 return Page(rows, place, more=True)
             looked, place = looked + 1, behind
-            if _has(step.table, row, step.equal, step.one_of, step.least):
+            if _has(step.table, row, step.equal) and _is_wanted(step, row):
                 rows.append(row)
                 size += sum(len(value) for value in row if isinstance(value, bytes))
         return Page(rows, place, more=False)
@@ -159,6 +161,8 @@ class MemoryTables:
         Put: _put,
         Delete: _delete,
         Pages: _page,
+        Recall: lambda _, __: {},
+        Remember: lambda _, __: None,
     }
 
 
@@ -171,19 +175,24 @@ def _wins(table: Table, row: Row, before: Row) -> bool:
     return not table.register
 
 
-def _has(
-    table: Table,
-    row: Row,
-    equal: Mapping[str, Value],
-    one_of: Mapping[str, Collection[Value]] = {},
-    least: Mapping[str, Any] = {},
-) -> bool:
-    """Return whether a row has the wanted values."""
-    named = dict(zip(table.columns, row, strict=True))
+def _has(table: Table, row: Row, equal: Mapping[str, Value]) -> bool:
+    """Return whether a row has values."""
+    return all(row[table.columns.index(name)] == value for name, value in equal.items())
+
+
+def _is_wanted(step: Pages, row: Row) -> bool:
+    """Return whether a row fits the conditions of a page that its order does not serve."""
+    named = dict(zip(step.table.columns, row, strict=True))
+
+    def first(names: str | tuple[str, ...]) -> Value:
+        values = [named[name] for name in ((names,) if isinstance(names, str) else names)]
+        return next((one for one in values if one is not None), None)
+
     return (
-        all(named[name] == value for name, value in equal.items())
-        and all(named[name] in values for name, values in one_of.items())
-        and all(named[name] >= value for name, value in least.items())
+        all(first(names) in values for names, values in step.one_of.items())
+        and all(named[name] >= value for name, value in step.least.items())
+        and all(named[name] < value for name, value in step.below.items())
+        and all(any(begins_with(named[x], text) for x in names) for names, text in step.begins)
     )
 
 

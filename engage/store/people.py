@@ -34,6 +34,7 @@ from engage.store.profiles import (
     GROUP,
     IDENTIFIERS,
     KIND_OF,
+    KNOWN_LINKS,
     LINKS,
     MEMBERSHIPS,
     PROFILES,
@@ -58,6 +59,7 @@ from engage.store.tables import (
     Delete,
     Get,
     Pages,
+    Remember,
     Row,
     Steps,
     Under,
@@ -461,4 +463,5 @@ def erase(workspace_id: str, kind: int, name: str) -> Steps[bool]:
         links = yield Under(LINKS, [person])
         yield Delete(LINKS, [row[: LINKS.key] for row in links[person]])
     yield from delete_profiles([*stored])
+    yield Remember(KNOWN_LINKS, None)
     return bool(stored)

@@ -40,6 +40,11 @@ KIND_OF: Final = {number: kind for kind, number in KINDS.items()}
 Person = tuple[str, int, str]
 #: The value of a trait that is removed. No other value begins with a space.
 REMOVED: Final = b" null"
+#: What a process remembers: (user, anonymous id) → when the first event that made a stored link was
+#: received; and (workspace, whether with identifiers) → where the next search for visitors that
+#: give way begins.
+KNOWN_LINKS: Final = "links"
+SEARCHED: Final = "searched"
 _PERSON: Final = {"workspace": str, "kind": int, "name": str}
 _VERSION: Final = {"timestamp": int, "message_id": str, "origin": str}
 

@@ -56,6 +56,8 @@ Result = TypeVar("Result")
 MAX_ROWS: Final = 50_000
 #: A page ends with the row that makes its bytes (of values that are bytes) more than this.
 MAX_PAGE_BYTES: Final = 32 * 1024 * 1024
+#: Bytes of the stored rows that one :class:`Add` returns.
+MAX_STORED_BYTES: Final = 16 * 1024 * 1024
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -125,7 +127,12 @@ class Under(NamedTuple):
 
 
 class Add(NamedTuple):
-    """Insert the rows whose key is new. → key → stored row, of the others."""
+    """Insert the rows whose key is new. → key → stored row, of the others.
+
+    Values that are bytes may be None in a stored row, the longest first, if all of them together
+    are more than :data:`MAX_STORED_BYTES`. A row may have more values than the table has columns:
+    they are for the executor, and from a process of its own.
+    """
 
     table: Table
     rows: Collection[Row]
@@ -159,10 +166,15 @@ class Pages(NamedTuple):
     by: tuple[str, ...] = ()
     #: Column → the value that it has.
     equal: Mapping[str, Value] = {}
-    #: Column → values of which it has one.
-    one_of: Mapping[str, Collection[Value]] = {}
+    #: Column → values of which it has one. Of several columns, the first that is not None has it.
+    one_of: Mapping[Any, Collection[Value]] = {}
     #: Column → the least value that is wanted.
     least: Mapping[str, Value] = {}
+    #: Column → the least value that is too great.
+    below: Mapping[str, Value] = {}
+    #: Columns, of which one begins with a text, by :func:`~engage.api.begins_with`. An executor may
+    #: return more rows.
+    begins: Sequence[tuple[Sequence[str], str]] = ()
     #: Bounds of the first column of the order behind those in ``equal``: low <= value < high.
     low: Any = None
     high: Any = None
@@ -210,7 +222,25 @@ class Context(NamedTuple):
     """Learn the settings of the process that executes. → :class:`~engage.api.StorageContext`."""
 
 
-Step = Get | Under | Add | Put | Delete | Pages | Context
+class Recall(NamedTuple):
+    """Learn what this process remembers from earlier plans. → key → value, in a mapping that must
+    not be changed."""
+
+    topic: str
+
+
+class Remember(NamedTuple):
+    """Let this process remember values when the plan is durable, or forget all at once.
+
+    Only a process that makes all changes may remember anything, and any may forget it.
+    """
+
+    topic: str
+    #: Key → value; None: forget.
+    values: Mapping[Any, Any] | None
+
+
+Step = Get | Under | Add | Put | Delete | Pages | Context | Recall | Remember
 #: What a plan returns when it is called: its steps, and at their end its result.
 Steps = Generator[Step, Any, Result]
 

@@ -35,7 +35,6 @@ For a webhook provider see :class:`ProviderConformance` (:mod:`engage.testing.pr
 ``harness.py``          opens what a plugin registers, and closes it after each test
 ``factories.py``        events, dead letters, records and counters for the tests
 ``memory_store.py``     a storage in memory
-``memory_base.py``      what its classes share
 ``processes.py``        child processes of the tests
 ======================  ===============================================================
 """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from engage.api import StorageContext
@@ -23,6 +23,8 @@ from engage.store.tables import (
     Pages,
     Place,
     Put,
+    Recall,
+    Remember,
     Row,
     Steps,
     Table,
@@ -30,17 +32,30 @@ from engage.store.tables import (
 )
 from engage.store.tables import execute as execute_steps
 
+from . import events
 from .connection import insert, look_up
+from .keys.keys import Keys
+from .remembered import Remembered
 
 Result = TypeVar("Result")
 
 #: Table → the column with the numbers of its rows, if that is not ``number``.
-_NUMBERS: Final = {"letters": "seq", "history": "seq", "choices": "id", "profiles": "id"}
+_NUMBERS: Final = {
+    **dict.fromkeys(("events", "letters", "history"), "seq"),
+    **dict.fromkeys(("choices", "profiles"), "id"),
+}
 #: The tables whose unique key is in one column, ``key``, as a hash.
 _HASHED: Final = frozenset({"letters"})
 #: Table within another one → the columns of that one's key that its rows have beside the number of
 #: the row to which they belong: an index has them.
 _BESIDE: Final = {"links": ("workspace",), "identifiers": ("workspace", "kind")}
+
+#: Rows that are counted at most to find the first one of a time.
+_MAX_COUNTED: Final = 20_000_000
+#: Rows near a time among which the first or the last one is looked for.
+_MAX_NEAR: Final = 200_000
+#: Characters of the beginning of a text that SQLite compares. Its own limit is 50,000 bytes.
+_MAX_PATTERN: Final = 1000
 
 #: The tables of rows to which others belong. The last column is the number.
 _OWNERS: Final = frozenset({"profiles"})
@@ -50,10 +65,34 @@ _OWNERS: Final = frozenset({"profiles"})
 _Numbers = dict[Key, int | None]
 
 
-def execute(db: sqlite3.Connection, steps: Steps[Result], context: StorageContext) -> Result:
+class Run:
+    """What the execution of one plan has met.
+
+    :param keys: see :class:`~.events.Events`.
+    :param remembered: of the process that writes.
+    """
+
+    def __init__(self, keys: Keys | None = None, remembered: Remembered | None = None) -> None:
+        self.numbers: _Numbers = {}
+        self.events = events.Events(keys)
+        self.remembered = remembered
+        #: What is to be remembered after the commit.
+        self.new: list[Remember] = []
+
+
+def execute(
+    db: sqlite3.Connection, steps: Steps[Result], context: StorageContext, run: Run | None = None
+) -> Result:
     """Execute the steps of a plan, and return its result."""
-    numbers: _Numbers = {}
-    return execute_steps(steps, lambda step: _EXECUTE[type(step)](db, step, numbers), context)
+    met = run or Run()
+
+    def execute_one(step: Any) -> Any:
+        kind = type(step)
+        if kind in events.STEPS and step.table.name == "events":
+            return events.STEPS[kind](met.events, db, step)
+        return _EXECUTE[kind](db, step, met)
+
+    return execute_steps(steps, execute_one, context)
 
 
 class _Sql:
@@ -86,6 +125,8 @@ class _Sql:
         read = [*(first if self.owner else ()), *own]
         self.short = ", ".join(f"{table.name}.{name}" for name in read)
         self.columns = ", ".join(map(self.reference, table.columns))
+        if table.name == "events":
+            self.columns = self.columns.replace("events.message_id", events.MESSAGE_ID)
         #: The columns that count towards the bytes of a page.
         self.large = [at for at, kind in enumerate(table.types.values()) if kind is bytes]
         self.source = table.name
@@ -171,15 +212,15 @@ def _if_it_wins(table: Table) -> str:
     return f"WHERE {' OR '.join(cases)}" if cases else ""
 
 
-def _get(db: sqlite3.Connection, step: Get, numbers: _Numbers) -> dict[Key, Row]:
+def _get(db: sqlite3.Connection, step: Get, run: Run) -> dict[Key, Row]:
     width = step.table.key
-    found = {row[:width]: row for row in _sql(step.table).read(db, step.keys, numbers)}
+    found = {row[:width]: row for row in _sql(step.table).read(db, step.keys, run.numbers)}
     if step.table.name in _OWNERS:
-        numbers.update({key: found[key][-1] if key in found else None for key in step.keys})
+        run.numbers.update({key: found[key][-1] if key in found else None for key in step.keys})
     return found
 
 
-def _under(db: sqlite3.Connection, step: Under, numbers: _Numbers) -> dict[Key, list[Row]]:
+def _under(db: sqlite3.Connection, step: Under, run: Run) -> dict[Key, list[Row]]:
     found: dict[Key, list[Row]] = {prefix: [] for prefix in step.prefixes}
     width = len(next(iter(found), ()))
     if step.by:
@@ -188,13 +229,13 @@ def _under(db: sqlite3.Connection, step: Under, numbers: _Numbers) -> dict[Key, 
             found[tuple([row[one] for one in at])].append(row)
     elif width == (sql := _sql(step.table)).width:
         # By the numbers of the rows to which they belong.
-        stored = sql.keys(db, found, numbers)
-        of_number = {numbers[owner]: (owner, rows) for owner, rows in found.items()}
+        stored = sql.keys(db, found, run.numbers)
+        of_number = {run.numbers[owner]: (owner, rows) for owner, rows in found.items()}
         for number, *row in look_up(db, sql.look_up(sql.short, 1), stored):
             owner, rows = of_number[number]
             rows.append((*owner, *row))
     else:
-        for row in _sql(step.table).read(db, found, numbers):
+        for row in _sql(step.table).read(db, found, run.numbers):
             found[row[:width]].append(row)
     return found
 
@@ -222,31 +263,31 @@ def _by_index(step: Under, width: int) -> str:
     return f"{select} WHERE {number} = (SELECT f.{number} FROM {rows}) AND {where(name)}"
 
 
-def _add(db: sqlite3.Connection, step: Add, numbers: _Numbers) -> dict[Key, Row]:
+def _add(db: sqlite3.Connection, step: Add, run: Run) -> dict[Key, Row]:
     sql, rows = _sql(step.table), list(step.rows)
     if step.table.columns[0] == "number":  # No row has a key yet.
         insert(db, sql.insert, rows)
         return {}
-    stored = _get(db, Get(step.table, {row[: step.table.key] for row in rows}), numbers)
+    stored = _get(db, Get(step.table, {row[: step.table.key] for row in rows}), run)
     new = [row for row in rows if row[: step.table.key] not in stored]
-    insert(db, sql.insert, sql.rows(db, new, numbers), sql.or_skip)
+    insert(db, sql.insert, sql.rows(db, new, run.numbers), sql.or_skip)
     return stored
 
 
-def _put(db: sqlite3.Connection, step: Put, numbers: _Numbers) -> None:
+def _put(db: sqlite3.Connection, step: Put, run: Run) -> None:
     sql = _sql(step.table)
-    insert(db, sql.insert, sql.rows(db, step.rows, numbers), sql.or_replace)
+    insert(db, sql.insert, sql.rows(db, step.rows, run.numbers), sql.or_replace)
     if step.table.name in _OWNERS:
         for row in step.rows:
             if row[-1] is None:
-                numbers.pop(row[: step.table.key], None)
+                run.numbers.pop(row[: step.table.key], None)
 
 
-def _delete(db: sqlite3.Connection, step: Delete, numbers: _Numbers) -> int:
+def _delete(db: sqlite3.Connection, step: Delete, run: Run) -> int:
     sql = _sql(step.table)
-    deleted = db.executemany(sql.delete, sql.keys(db, step.keys, numbers)).rowcount
+    deleted = db.executemany(sql.delete, sql.keys(db, step.keys, run.numbers)).rowcount
     if step.table.name in _OWNERS:
-        numbers.update(dict.fromkeys(step.keys))
+        run.numbers.update(dict.fromkeys(step.keys))
     return max(0, deleted)
 
 
@@ -288,22 +329,38 @@ class _Query:
     def is_filtered(self) -> bool:
         """Whether there are conditions that the order does not serve."""
         step = self.step
-        return bool(step.one_of or step.least) or len(step.equal) > self.given
+        conditions = step.one_of or step.least or step.below or step.begins
+        return bool(conditions) or len(step.equal) > self.given
 
     def filter(self) -> None:
         """Add these conditions. With a + SQLite keeps to the order, and uses no other index."""
         for name in self.step.equal.keys() - {*self.step.order[: self.step.given]}:
-            self._where(f"+{self.sql.reference(name)} IS ?", [self.step.equal[name]])
-        for name, values in self.step.one_of.items():
-            column, marks = f"+{self.sql.reference(name)}", ", ".join("?" * len(values))
+            self._where(f"{self._column(name)} IS ?", [self.step.equal[name]])
+        for names, values in self.step.one_of.items():
+            column, marks = self._column(names), ", ".join("?" * len(values))
             or_null = f" OR {column} IS NULL" * (None in values)
             self._where(f"({column} IN ({marks}){or_null})", [*values])
-        for name, value in self.step.least.items():
-            self._where(f"+{self.sql.reference(name)} >= ?", [value])
+        for sign, bounds in ((">=", self.step.least), ("<", self.step.below)):
+            for name, value in bounds.items():
+                self._where(f"{self._column(name)} {sign} ?", [value])
+        for several, text in self.step.begins:
+            likes = [f"{self._column(name)} LIKE ?" for name in several]
+            self._where(f"({' OR '.join(likes)})", [_pattern(text)] * len(likes))
+
+    def _column(self, names: str | tuple[str, ...]) -> str:
+        if isinstance(names, str):
+            return f"+{self.sql.reference(names)}"
+        return f"coalesce({', '.join(map(self.sql.reference, names))})"
 
     def end(self, place: Place) -> None:
         """Look at no row behind a place."""
         self._behind("<=", place)
+
+    def number(self, db: sqlite3.Connection, function: str) -> Any:
+        """Return the least or the greatest number, or None."""
+        where = " AND ".join(self.conditions) or "TRUE"
+        select = f"SELECT {function}({self.order[-1]}) FROM {self.sql.source} WHERE {where}"
+        return db.execute(select, self.values).fetchone()[0]
 
     def rows(
         self, db: sqlite3.Connection, columns: str, tail: str, *, back: bool = False
@@ -327,16 +384,61 @@ def _end(db: sqlite3.Connection, step: Pages, query: _Query) -> tuple[Place | No
             return end, True
         return query.rows(db, places, "LIMIT 1", back=True).fetchone(), False
     # The rows are large, so they are not counted.
-    first = query.rows(db, places, "LIMIT 1").fetchone()
+    first, last = query.number(db, "min"), query.number(db, "max")
     if first is None:
         return None, False
-    function, sign = ("min", -1) if step.reverse else ("max", 1)
-    newest = db.execute(f"SELECT {function}({places}) FROM {query.sql.source}").fetchone()[0]
-    far = first[0] + sign * (step.most - 1)
-    return (min(far, newest, key=lambda number: sign * number),), sign * far < sign * newest
+    if step.reverse:
+        far = last - step.most + 1
+        return (max(far, first),), far > first
+    far = first + step.most - 1
+    return (min(far, last),), far < last
 
 
-def _page(db: sqlite3.Connection, step: Pages, _: _Numbers) -> Page:
+def _pattern(beginning: str) -> str:
+    """Return a pattern that every text with a beginning fits.
+
+    ``LIKE`` knows the capitals of ASCII only, and ends at a NUL.
+    """
+    known = beginning[:_MAX_PATTERN].partition("\0")[0]
+    return "".join(one if one.isascii() and one not in "%_" else "_" for one in known) + "%"
+
+
+def _near(db: sqlite3.Connection, step: Pages) -> Pages:
+    """Return a step in the order of arrival that does not look at rows before and after those that
+    are wanted by a column with an index.
+
+    Rows are not stored in the exact order of their times: several processes make them, and a clock
+    is set. So the first of all is looked for, or the first or last one among many.
+    """
+    table, number = step.table.name, _sql(step.table).column("number")
+
+    def first(select: str, *values: Any) -> Any:
+        return db.execute(f"SELECT {select}", values).fetchone()
+
+    for name, least in step.least.items():
+        if (name,) in step.table.indexes and (step.reverse or step.after is None):
+            most, order = (_MAX_NEAR, f"ORDER BY {name}") if step.reverse else (_MAX_COUNTED, "")
+            rows = f"SELECT {number} FROM {table} WHERE {name} >= ? {order} LIMIT ?"
+            low, count = first(f"min({number}), count(*) FROM ({rows})", least, most)
+            if low is None:
+                (low,) = first(f"max({number}) + 1 FROM {table}")
+            if step.reverse or count < most:
+                step = step._replace(low=low)
+    for name, below in step.below.items():
+        if (name,) in step.table.indexes and step.reverse and step.after is None:
+            newest = first(
+                f"{name} FROM {table} WHERE {number} = (SELECT max({number}) FROM {table})"
+            )
+            if newest is not None and newest[0] >= below:
+                rows = f"SELECT {number} FROM {table} WHERE {name} < ? ORDER BY {name} DESC LIMIT ?"
+                (high,) = first(f"max({number}) FROM ({rows})", below, _MAX_NEAR)
+                step = step._replace(high=(high or 0) + 1)
+    return step
+
+
+def _page(db: sqlite3.Connection, step: Pages, run: Run) -> Page:
+    if step.order == ("number",):
+        step = _near(db, step)
     query = _Query(step)
     end, more = None, False
     if query.is_filtered:
@@ -362,14 +464,29 @@ def _page(db: sqlite3.Connection, step: Pages, _: _Numbers) -> Page:
         place, row = found[:width], found[width:]
         rows.append(row)
         size += sum([len(row[at] or b"") for at in sql.large])
+        if step.table.name == "events" and run.events.keys is not None:
+            run.events.numbers[events.hash_of(row)] = place[-1]
     return Page(rows, place if end is None else end, more)
 
 
-_EXECUTE: Final[dict[type, Callable[[sqlite3.Connection, Any, _Numbers], Any]]] = {
+def _recall(_: sqlite3.Connection, step: Recall, run: Run) -> Mapping[Any, Any]:
+    return {} if run.remembered is None else run.remembered.of(step.topic)
+
+
+def _remember(_: sqlite3.Connection, step: Remember, run: Run) -> None:
+    if step.values is not None:
+        run.new.append(step)
+    elif run.remembered is not None:
+        run.remembered.forget(step.topic)
+
+
+_EXECUTE: Final[dict[type, Callable[[sqlite3.Connection, Any, Run], Any]]] = {
     Get: _get,
     Under: _under,
     Add: _add,
     Put: _put,
     Delete: _delete,
     Pages: _page,
+    Recall: _recall,
+    Remember: _remember,
 }

@@ -23,10 +23,8 @@ EMAIL = {"email": "a@b.c"}
 
 
 def limit_visitors(engine: Engine, most: int) -> None:
-    context = engine.settings.context
-    limits = dataclasses.replace(context.profile_limits, visitors=most)
-    context = dataclasses.replace(context, profile_limits=limits)
-    engine.settings = dataclasses.replace(engine.settings, context=context)
+    limits = dataclasses.replace(engine.context.profile_limits, visitors=most)
+    engine.context = dataclasses.replace(engine.context, profile_limits=limits)
 
 
 class Statements:

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Events, each identity once, and the marks of those that were erased."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any, Final
+
+from engage.api import EVENT_TYPES, Event, EventFilter, Outcome, Page, Status, changes_of
+from engage.store import pages
+from engage.store.changes import EncodedChange, apply, encode
+from engage.store.keys import is_text
+from engage.store.profiles import KNOWN_LINKS, USER
+from engage.store.tables import (
+    MAX_ROWS,
+    Add,
+    Get,
+    Key,
+    Pages,
+    Place,
+    Put,
+    Recall,
+    Row,
+    Steps,
+    Table,
+    plan,
+)
+
+#: What erasing and expiry need of an event: it is read without the body.
+HEADS: Final = Table(
+    "events",
+    {
+        **dict.fromkeys(
+            (
+                *("workspace", "origin", "message_id"),
+                *("type", "user_id", "anonymous_id", "name"),
+            ),
+            str,
+        ),
+        "received_at": int,
+    },
+    key=3,
+    indexes=(("received_at",),),
+    arrival=True,
+    followed=True,
+)
+#: An erased event leaves a row with its mark as the body. It is found by the key of the event, but
+#: when it is read, its key may be another one that leads to it.
+EVENTS: Final = dataclasses.replace(HEADS, types={**HEADS.types, "timestamp": int, "body": bytes})
+#: The type of the row that an erased event leaves.
+ERASED_TYPE: Final = "erased"
+
+#: The outcome of every newly stored event: one object, because there are many of them.
+STORED: Final = Outcome(Status.STORED)
+
+#: Databases limit the size of a value; no event comes near this one.
+_MAX_BYTES: Final = 256 * 1024 * 1024
+_INTEGERS: Final = range(-(2**63), 2**63)
+#: The types of events that may change more than a link.
+_CHANGING: Final = frozenset({"identify", "group", "alias"})
+
+#: An event, and the changes that it makes.
+_Changing = tuple[Event, Sequence[EncodedChange]]
+
+_values: Final = attrgetter("workspace_id", *EVENTS.columns[1:])
+
+
+class UnstorableError(Exception):
+    """This event can never be stored; the message is the reason, for the client."""
+
+
+def row_of(event: Event) -> Row:
+    """Return the row of an event.
+
+    :raises UnstorableError: if no store can have one of the values.
+    """
+    row: Row = _values(event)
+    if not is_text(*filter(None, row[:7])):
+        raise UnstorableError("a text contains a lone surrogate, not a character")
+    if event.received_at not in _INTEGERS or event.timestamp not in _INTEGERS:
+        raise UnstorableError("a time does not fit in 64 bits")
+    if len(event.body) > _MAX_BYTES:
+        raise UnstorableError(f"the event is longer than {_MAX_BYTES} bytes")
+    return row
+
+
+def event_of(row: Row) -> Event:
+    """Return the event of a row."""
+    return Event(
+        workspace_id=row[0],
+        origin=row[1],
+        message_id=row[2],
+        type=row[3],
+        user_id=row[4],
+        anonymous_id=row[5],
+        name=row[6],
+        received_at=row[7],
+        timestamp=row[8],
+        body=row[9],
+    )
+
+
+def _changing(row: Row) -> _Changing:
+    event = event_of(row)
+    try:
+        return event, [encode(change) for change in changes_of(event)]
+    except Exception:
+        # The sender made the body: an error in it must not affect the other events.
+        raise UnstorableError("the event's body does not fit its type") from None
+
+
+@plan()
+def write(rows: Sequence[Row]) -> Steps[tuple[dict[int, Outcome], int]]:
+    """Store those of some events that are new, and apply their changes.
+
+    Each event is examined by itself: one that cannot be stored does not affect the others. Of two
+    events with one identity, the first is stored, and the other is a duplicate of it.
+
+    :return: index → outcome, of those that are not newly stored, and how many changes of profiles
+        were dropped.
+    """
+    others: dict[int, Outcome] = {}
+    first: dict[Key, Row] = {}
+    # None: at most a link. It is usually known, so the changes are computed when they are needed.
+    changing: dict[Key, _Changing | None] = {}
+    for index, row in enumerate(rows):
+        key = row[:3]
+        if key in first:
+            continue
+        if row[3] in _CHANGING:
+            try:
+                changing[key] = _changing(row)
+            except UnstorableError as reason:
+                others[index] = Outcome(Status.REFUSED, str(reason))
+                continue
+        elif row[4] is not None and row[5] is not None:
+            changing[key] = None
+        first[key] = row
+    stored: dict[Key, Row] = yield Add(EVENTS, first.values())
+    if stored or len(first) + len(others) < len(rows):
+        _add_duplicates(others, rows, first, stored)
+    changed = yield from _changed(first, [(x, changing[x]) for x in changing if x not in stored])
+    return others, (yield from apply(changed)) if changed else 0
+
+
+def _add_duplicates(
+    others: dict[int, Outcome], rows: Sequence[Row], first: dict[Key, Row], stored: dict[Key, Row]
+) -> None:
+    """Add the outcomes of duplicates: of events that were stored before, and of earlier rows."""
+    met: set[Key] = set()
+    for index, row in enumerate(rows):
+        if index not in others:
+            key = row[:3]
+            if key in stored:
+                others[index] = Outcome(Status.DUPLICATE, stored=stored[key][9])
+            elif key in met:
+                others[index] = Outcome(Status.DUPLICATE, stored=first[key][9])
+            met.add(key)
+
+
+def _changed(
+    rows: dict[Key, Row], new: Sequence[tuple[Key, _Changing | None]]
+) -> Steps[list[_Changing]]:
+    """Return those of new events that change more than a link that is known to be stored with an
+    event that was received earlier."""
+    if not new:
+        return []
+    known = yield Recall(KNOWN_LINKS)
+    changed = []
+    for key, one in new:
+        if one is None:
+            row = rows[key]
+            if known.get(((row[0], USER, row[4]), row[5]), row[7]) < row[7]:
+                continue
+            one = _changing(row)
+        changed.append(one)
+    return changed
+
+
+@plan()
+def find(workspace_id: str, origin: str, message_id: str) -> Steps[Event | None]:
+    """Return the event of an identity."""
+    found = yield Get(EVENTS, [(workspace_id, origin, message_id)])
+    return next((event_of(row) for row in found.values() if row[3] != ERASED_TYPE), None)
+
+
+@plan()
+def scan(wanted: EventFilter, after: str | None, limit: int, reverse: bool) -> Steps[Page[Event]]:
+    """Return a page in the order of arrival, or newest first."""
+    types = [one for one in EVENT_TYPES if wanted.type in (None, one)]  # None is an erased event.
+    one_of: dict[Any, Sequence[str]] = {"type": types}
+    if wanted.ids is not None:
+        one_of["user_id", "anonymous_id"] = [*filter(is_text, wanted.ids)]
+    equal = {name: getattr(wanted, name) for name in ("user_id", "name", "origin")}
+    found = yield Pages(
+        EVENTS,
+        limit,
+        equal=_given(workspace=wanted.workspace_id, **equal),
+        one_of=one_of,
+        least=_given(received_at=wanted.since),
+        below=_given(received_at=wanted.until),
+        begins=wanted.begins,
+        after=_place_of(after),
+        reverse=reverse,
+        most=MAX_ROWS,
+    )
+    events = [event for event in map(event_of, found.rows) if wanted.matches(event)]
+    return Page(events, str(found.place[0]) if found.more else None)
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _place_of(cursor: str | None) -> Place | None:
+    if cursor is None:
+        return None
+    if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
+        raise ValueError("not a cursor of this store")
+    return (int(cursor),)
+
+
+@plan(frees=True)
+def expire(before: int, limit: int, force: bool) -> Steps[int]:
+    """Delete the oldest events, and return how many; see :meth:`~engage.api.EventStore.expire`."""
+    if not force:
+        newest = yield Pages(HEADS, 1, by=("received_at",), reverse=True)
+        if any(row[-1] < before for row in newest.rows):
+            return 0
+    return (yield from pages.expire(HEADS, "received_at", before, limit))
+
+
+@plan(frees=True, overwrites=True)
+def erase(identities: Sequence[tuple[str, str, str]], marks: Sequence[bytes]) -> Steps[int]:
+    """Leave marks in place of events, and return how many events there were."""
+    stored = yield Get(HEADS, identities)
+    rows = [
+        (*key, ERASED_TYPE, None, None, None, stored[key][-1], 0, mark)
+        for key, mark in zip(identities, marks, strict=True)
+        if key in stored and stored[key][3] != ERASED_TYPE
+    ]
+    yield Put(EVENTS, rows)
+    return len(rows)
+
+
+@plan()
+def reapply(rows: Sequence[Row]) -> Steps[None]:
+    """Apply the changes of stored events again."""
+    yield from apply([*map(_changing, rows)])
