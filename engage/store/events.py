@@ -8,10 +8,21 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any, Final
 
-from engage.api import EVENT_TYPES, Event, EventFilter, Outcome, Page, Status, changes_of
+from engage.api import (
+    EVENT_TYPES,
+    Event,
+    EventFilter,
+    ForeignCursor,
+    Outcome,
+    Page,
+    Status,
+    StorageUnavailable,
+    changes_of,
+)
 from engage.store import pages
 from engage.store.changes import EncodedChange, apply, encode
 from engage.store.keys import is_text
+from engage.store.pages import cursor_of, place_of
 from engage.store.profiles import KNOWN_LINKS, USER
 from engage.store.tables import (
     MAX_ROWS,
@@ -49,6 +60,9 @@ HEADS: Final = Table(
 #: An erased event leaves a row with its mark as the body. It is found by the key of the event, but
 #: when it is read, its key may be another one that leads to it.
 EVENTS: Final = dataclasses.replace(HEADS, types={**HEADS.types, "timestamp": int, "body": bytes})
+#: Numbers of the store itself. ``incarnation`` is another one for each store, also for one that is
+#: restored: the same place in two of them has other events behind it.
+STORE: Final = Table("store", {"name": str, "value": int}, key=1)
 #: The type of the row that an erased event leaves.
 ERASED_TYPE: Final = "erased"
 
@@ -208,6 +222,28 @@ def scan(wanted: EventFilter, after: str | None, limit: int, reverse: bool) -> S
     )
     events = [event for event in map(event_of, found.rows) if wanted.matches(event)]
     return Page(events, str(found.place[0]) if found.more else None)
+
+
+@plan()
+def follow(after: str | None, since: int | None, limit: int) -> Steps[Page[Event]]:
+    """Return a page in the order of arrival; see :meth:`~engage.api.EventStore.follow`.
+
+    Only for an executor with one writer: it gives numbers in the order in which events are visible.
+    """
+    stored = yield Get(STORE, [("incarnation",)])
+    if not stored:
+        raise StorageUnavailable(
+            "nothing has written to the store since the upgrade: start a server"
+        )
+    incarnation = stored["incarnation",][-1]
+    its, number = place_of(after, int, int) or (incarnation, 0)
+    if its != incarnation:
+        raise ForeignCursor("the place is one of another store, or from before a restore")
+    place = None if after is None else (number,)
+    least = _given(received_at=since) if after is None else {}
+    found = yield Pages(EVENTS, limit, least=least, after=place)
+    events = [event_of(row) for row in found.rows if row[3] != ERASED_TYPE]
+    return Page(events, cursor_of((incarnation, *(found.place or (0,)))))
 
 
 def _given(**values: Any) -> dict[str, Any]:

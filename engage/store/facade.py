@@ -95,6 +95,11 @@ class PlannedEvents(Executor, EventStore):
     ) -> Page[Event]:
         return await self.read(storing.scan, wanted, before, limit, True)
 
+    async def follow(
+        self, *, after: str | None, since: int | None = None, limit: int
+    ) -> Page[Event]:
+        return await self.read(storing.follow, after, since, limit)
+
     async def expire(self, before: int, *, limit: int, force: bool = False) -> int:
         return await self.run(storing.expire, before, limit, force)
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import collections
+import random
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
@@ -42,6 +43,9 @@ class MemoryTables:
 
     def __init__(self) -> None:
         self._tables = collections.defaultdict[str, _Rows](_Rows)
+        #: See :data:`engage.store.events.STORE`.
+        incarnation = ("incarnation", random.getrandbits(62))
+        self._tables["store"][incarnation[:1]] = (1, incarnation)
         #: What the running plan changed: rows, a key, and what it led to before.
         self._changes: list[tuple[_Rows, Key, tuple[int, Row] | None]] = []
 
