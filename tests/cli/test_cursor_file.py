@@ -17,7 +17,6 @@ from click.testing import Result
 from engage.api import EventStore, render_time
 from engage.testing import event
 from engage.testing.factories import TIME
-from engage.upkeep import cursor_file
 from support.commands import run
 from support.exports import on_store
 from support.sqlite import config_file, new_store
@@ -72,7 +71,7 @@ def test_an_event_is_written_twice_rather_than_not_at_all(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(cursor_file.os, "fsync", full)
+        patch.setattr(os, "fsync", full)
         result = export(config, place)
     assert result.exit_code == 1
     assert "place cannot be written: No space left on device" in result.stderr
