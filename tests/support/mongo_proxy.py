@@ -115,6 +115,11 @@ class Proxy(TcpProxy):
         return True
 
 
+def closing_updates(name: str, command: Mapping[str, Any]) -> str | None:
+    """A rule: close the connection on which what follows from an event is updated."""
+    return CLOSE if name == "update" and command["update"] != "meta" else None
+
+
 def _is_journal(name: str, command: Mapping[str, Any]) -> bool:
     """Return whether a command belongs to the journal of arrivals, most of which is written in the
     background."""
