@@ -14,7 +14,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Literal, get_args
 
@@ -183,10 +183,21 @@ def export(
     if format_ == "csv" and after is None:
         click.echo(_csv_line(names))
     line = functools.partial(_as_csv, names) if format_ == "csv" else None
-    try:
+    with _explained(ctx, selection, place):
         asyncio.run(
             _export(registry_of(ctx, config), config, kind, selection, limit, left_out, line)
         )
+    if problems:
+        ctx.exit(1)
+
+
+@contextlib.contextmanager
+def _explained(
+    ctx: click.Context, selection: Selection, place: CursorFile | None
+) -> Iterator[None]:
+    """Say which cursor is wrong."""
+    try:
+        yield
     except ForeignCursor as error:
         raise error if place is None else place.foreign(error) from error
     except ValueError as error:
@@ -194,8 +205,6 @@ def export(
             raise
         where = "--after" if place is None else str(place.path)
         raise click.UsageError(f"{where}: {error}", ctx) from error
-    if problems:
-        ctx.exit(1)
 
 
 def _keep(place: CursorFile, cursor: str) -> None:

@@ -5,6 +5,7 @@
 ``store.py``          the interface that the core calls: opening, readiness, the work left for later
 ``writer.py``         storing events with their changes, and completing writes that a crash cut off
 ``events.py``         the collection of events
+``arrivals.py``       the journal of arrivals: an order of events that is final
 ``profiles.py``       applying the changes of events to profiles
 ``people.py``         reading profiles: whom a visitor belongs to, and deleting old visitors
 ``identifiers.py``    users and visitors by the value of a trait, and when each first had it

@@ -9,11 +9,11 @@ enters the events that it acknowledged since, as *runs*: values of ``_seq``, whi
 in order. Entry 0 says where the journal began; what is older is read in the order of arrival.
 
 Each process has a document in ``meta``, which it keeps fresh. It covers what the process may have
-acknowledged and not entered: no event has a lower time of receipt than its ``since``, and those up
-to ``entered`` are in the journal. If it is the same for :data:`_DEAD` seconds, another process
-enters what it finds, and deletes it. A process inserts and acknowledges nothing while its document
-is older than :data:`_STALE`: so one that was stopped makes a new one first. An event may be entered
-twice, and none is left out.
+acknowledged and not entered: none of these events has a lower ``_seq`` than its ``before``, or a
+lower time of receipt than its ``since``. If it is the same for 30 seconds, another process enters
+what it finds, and deletes it. A process inserts and acknowledges nothing while its document is
+older than ten: so one that was stopped makes a new one first. An event may be entered twice, and
+none is left out.
 """
 
 from __future__ import annotations
@@ -42,14 +42,12 @@ from .events import ERASED_TYPE
 from .paging import ARRIVAL, arrived_after, cursor_of, parse_cursor
 from .schema import ARRIVALS, EVENTS, META
 
-#: Seconds between two updates of the document of a process that has nothing to enter.
-BEAT: Final = 5.0
-#: Seconds after which it must be updated before anything is acknowledged, and after which another
+#: Seconds between two updates of the document of a process that has nothing to enter. After twice
+#: as long it must be updated before anything is acknowledged, and after six times as long another
 #: process enters what is missing.
-_STALE: Final = 10.0
-_DEAD: Final = 30.0
-#: Milliseconds before its document was updated of which a process may receive events without
-#: another update.
+BEAT: Final = 5.0
+#: Milliseconds: before its document was updated, of which a process may receive events without
+#: another update; and between the events of two entries that one query reads.
 _LATE: Final = 60_000
 #: Seconds in which the clocks of hosts may differ: events of that time when the journal began may
 #: be read twice.
@@ -57,8 +55,6 @@ _SKEW: Final = 300
 #: Seconds since an event was inserted in which a duplicate of it is entered: a crash may have cut
 #: off its own entry.
 _RECENT: Final = 3600
-#: Milliseconds between the events of two entries that one query reads.
-_NEAR: Final = 60_000
 #: What a cursor has instead of the number of an entry while it reads what is older than entry 0.
 _BEFORE: Final = -1
 
@@ -145,7 +141,7 @@ class Arrivals:
         """Announce that events will be inserted. To be called within :meth:`Connection.calling`."""
         self._writing.running.append(run)
         try:
-            if run.since < self._since or time.monotonic() > self._beat + _STALE:
+            if run.since < self._since or time.monotonic() > self._beat + 2 * BEAT:
                 await self._update()
         except BaseException:
             self._writing.running.remove(run)
@@ -158,7 +154,7 @@ class Arrivals:
         recent = [one for one in duplicates if one[0] > least and not self._has_entered(one[0])]
         self._writing.running.remove(run)
         self._writing.ended += [(0.0, one) for one in (run, *runs_of(recent)) if one.count]
-        if time.monotonic() > self._beat + _STALE:
+        if time.monotonic() > self._beat + 2 * BEAT:
             await self._update()
 
     def _has_entered(self, seq: ObjectId) -> bool:
@@ -259,7 +255,7 @@ class Arrivals:
         for name, one in found.items():
             before, at = known.get(name, (None, now))
             self._others[name] = (one, at if before == one else now)
-            if before == one and now > at + _DEAD:
+            if before == one and now > at + 6 * BEAT:
                 await self._take_over(one)
 
     async def _take_over(self, dead: Mapping[str, Any]) -> None:
@@ -414,7 +410,7 @@ def _together(entries: Sequence[Mapping[str, Any]], limit: int) -> Sequence[Mapp
     for index, one in enumerate(entries):
         count += one["count"]
         if index and (
-            count > limit or int(one["since"]) > until + _NEAR or int(one["until"]) < since - _NEAR
+            count > limit or int(one["since"]) > until + _LATE or int(one["until"]) < since - _LATE
         ):
             return entries[:index]
         since, until = min(since, int(one["since"])), max(until, int(one["until"]))
