@@ -86,7 +86,13 @@ class FollowTests:
                 {"kind": "own ids", "count": 10**6, "name": f"{turn}{name}"} for name in ("a", "b")
             ]
             async with children_of(bench, *jobs) as children:
-                lines = [asyncio.ensure_future(_lines(one)) for one in children]
+                written: list[set[str]] = [set() for _ in children]
+                reading = [
+                    asyncio.ensure_future(_read(one, lines))
+                    for one, lines in zip(children, written, strict=True)
+                ]
+                while min(map(len, written)) < 5:
+                    await asyncio.sleep(0.01)
                 for _ in range(5):
                     await asyncio.sleep(chance.random() / 5)
                     stopped = chance.choice(children)
@@ -96,8 +102,8 @@ class FollowTests:
                 await asyncio.sleep(chance.random())
                 for one in children:
                     one.kill()
-                for found in await asyncio.gather(*lines):
-                    acknowledged |= found
+                await asyncio.gather(*reading)
+                acknowledged = acknowledged.union(*written)
             assert not following.done(), following.exception()
         await store.write([event("last")])
         following.cancel()
@@ -194,8 +200,9 @@ async def _followable(bench: Bench) -> EventStore:
     return store
 
 
-async def _lines(child: asyncio.subprocess.Process) -> set[str]:
-    """Return the whole lines that a process wrote before it ended."""
+async def _read(child: asyncio.subprocess.Process, lines: set[str]) -> None:
+    """Add the whole lines that a process writes before it ends."""
     assert child.stdout is not None
-    text = (await child.stdout.read()).decode()
-    return {line.strip() for line in text.splitlines(keepends=True) if line.endswith("\n")}
+    async for line in child.stdout:
+        if line.endswith(b"\n"):
+            lines.add(line.decode().strip())
