@@ -86,13 +86,10 @@ class FollowTests:
                 {"kind": "own ids", "count": 10**6, "name": f"{turn}{name}"} for name in ("a", "b")
             ]
             async with children_of(bench, *jobs) as children:
-                written: list[set[str]] = [set() for _ in children]
-                reading = [
-                    asyncio.ensure_future(_read(one, lines))
-                    for one, lines in zip(children, written, strict=True)
-                ]
-                while min(map(len, written)) < 5:
-                    await asyncio.sleep(0.01)
+                for one in children:
+                    assert one.stdout is not None
+                    acknowledged.add((await one.stdout.readline()).decode().strip())
+                reading = [asyncio.ensure_future(_read(one, acknowledged)) for one in children]
                 for _ in range(5):
                     await asyncio.sleep(chance.random() / 5)
                     stopped = chance.choice(children)
@@ -103,7 +100,6 @@ class FollowTests:
                 for one in children:
                     one.kill()
                 await asyncio.gather(*reading)
-                acknowledged = acknowledged.union(*written)
             assert not following.done(), following.exception()
         await store.write([event("last")])
         following.cancel()
