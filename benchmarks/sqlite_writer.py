@@ -20,11 +20,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
+from engage.store import events
+from engage.store.keys import key_of
+from engage.store.tables import Row
 from engage_plugins.sqlite import schema
-from engage_plugins.sqlite.connection import key_of
 from engage_plugins.sqlite.engine import Engine
 from engage_plugins.sqlite.keys.parts import capacity_of
-from engage_plugins.sqlite.tables import events
 from support.sqlite import settings
 
 #: Each write has one of these numbers of events.
@@ -34,8 +35,8 @@ SIZES = (1, 32, 100, 1000, 4000)
 _BODY = 690
 
 
-def rows(count: int, start: int, now: int) -> Iterator[events.Row]:
-    """Yield the rows of different events of 1000 visitors.
+def rows(count: int, start: int, now: int) -> Iterator[Row]:
+    """Yield the rows of different events of 1000 visitors, each with its key.
 
     :param start: the number of the first one.
     :param now: when the last one was received, in milliseconds since 1970 UTC.
@@ -46,7 +47,7 @@ def rows(count: int, start: int, now: int) -> Iterator[events.Row]:
         at = now - count + number - start
         key = key_of("acme", "api", name)
         visitor = f"visitor-{number % 1000}"
-        yield (key, "acme", "api", name, "track", user, visitor, "Clicked", at, at, body)
+        yield ("acme", "api", name, "track", user, visitor, "Clicked", at, at, body, key)
 
 
 def make_store(path: Path, count: int) -> None:
@@ -59,7 +60,7 @@ def make_store(path: Path, count: int) -> None:
     db.execute("PRAGMA journal_mode = OFF")
     db.execute("BEGIN")
     schema.create(db)
-    columns = ", ".join(f"{name}" for _, name, *_ in db.execute("PRAGMA table_info(events)"))
+    columns = ", ".join(("seq", *events.EVENTS.columns, "key"))
     numbered = ((number, *row) for number, row in enumerate(rows(count, 0, _now()), 1))
     db.executemany(f"INSERT INTO events ({columns}) VALUES ({', '.join('?' * 12)})", numbered)
     # In parts as large as the writer makes them.
@@ -105,7 +106,7 @@ def measure(engine: Engine, size: int, count: int, start: int) -> str:
     written, cpu, begin = _written(), _cpu(), time.perf_counter()
     for first in range(0, count, size):
         before = time.perf_counter()
-        engine.write(made[first : first + size])
+        engine.run(events.write, [made[first : first + size]])
         taken.append(time.perf_counter() - before)
         engine.work()
     seconds, cpu, written = time.perf_counter() - begin, _cpu() - cpu, _written() - written

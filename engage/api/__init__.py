@@ -12,9 +12,10 @@ The errors of engage, with the code that raises each, and its effect::
     ├── StorageError
     │   ├── StorageUnavailable  a storage, a log: not now (503, Retry-After, nothing acknowledged)
     │   ├── StorageMissing      a storage, a log: there is none, and ``create`` is false
-    │   └── StorageIncompatible a storage: the store was made by a version that this one cannot read
-    │       │                   a log: its settings allow it to lose acknowledged records
-    │       └── StorageOutdated a storage: an earlier version made it, and ``create`` is false
+    │   ├── StorageIncompatible a storage: the store was made by a version that this one cannot read
+    │   │   │                   a log: its settings allow it to lose acknowledged records
+    │   │   └── StorageOutdated a storage: an earlier version made it, and ``create`` is false
+    │   └── ForeignCursor       a storage: nobody knows what comes after this cursor in this store
     └── WebhookError
         ├── SignatureMismatch   a provider's ``verify``: not sent by the provider (401)
         │   └── NothingSigned   a provider's ``verify``: nothing that could be signed (400)

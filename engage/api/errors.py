@@ -6,6 +6,7 @@ from __future__ import annotations
 __all__ = [
     "ConfigError",
     "EngageError",
+    "ForeignCursor",
     "NothingSigned",
     "PayloadInvalid",
     "SignatureMismatch",
@@ -52,6 +53,11 @@ class StorageIncompatible(StorageError):
 class StorageOutdated(StorageIncompatible):
     """An earlier version of engage made the store, and the caller did not allow bringing it up to
     date: a server does."""
+
+
+class ForeignCursor(StorageError):
+    """The cursor is one of another store, or of this one before it was restored: nobody knows what
+    comes after it here."""
 
 
 class WebhookError(EngageError):

@@ -203,6 +203,29 @@ class EventStore(abc.ABC):
         """
         return None
 
+    async def follow(
+        self, *, after: str | None, since: int | None = None, limit: int
+    ) -> Page[Event] | None:
+        """Return one page of events in an order to which others are only added at the end.
+
+        :meth:`scan` may pass an event whose write ends later. This does not: an event that is
+        acknowledged after a page was read is behind the cursor of that page, however many processes
+        write, also if one of them is stopped or killed. An event may be returned twice after a
+        fault. An event is returned at the latest two seconds after it was acknowledged, or 40 after
+        its process was killed.
+
+        :param after: the cursor of a page of any process, maybe long ago; ``None``: from the first
+            event on.
+        :param since: if ``after`` is ``None``, events that were received earlier (milliseconds
+            since 1970 UTC) may be left out.
+        :param limit: the maximum number of items.
+        :return: a page always has a cursor. The end is reached when it is ``after`` and there are
+            no items. ``None`` if the storage cannot do this, which is the default.
+        :raises ForeignCursor: if the cursor is not one of this store.
+        :raises ValueError: if it is not a cursor.
+        """
+        return None
+
     def helper(self) -> Helper | None:
         """Return what a separate process is to run beside the processes of a server, if anything.
 

@@ -7,24 +7,27 @@ import asyncio
 import contextlib
 import csv
 import datetime
+import errno
 import functools
 import io
+import os
 import re
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Literal, get_args
 
 import click
 import orjson
 
-from engage.api import EVENT_TYPES, EngageError, EventStore
+from engage.api import EVENT_TYPES, EngageError, EventStore, ForeignCursor
 from engage.cli.common import (
+    CONFIG_FILE,
     address_option,
     config_option,
     load_chosen,
+    now,
     opened,
     parse_time,
     plural,
@@ -44,6 +47,7 @@ from engage.erasure.person import (
     person_of,
 )
 from engage.registry import Registry
+from engage.upkeep.cursor_file import CursorFile
 from engage.upkeep.export import KINDS, PAGE, RecordKind, Selection
 from engage.upkeep.export import export as records
 
@@ -52,6 +56,8 @@ from engage.upkeep.export import export as records
 _FORMULA: Final = re.compile(
     r"[=@\t\r']|[+-](?![0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?\Z)(?!(?<=\+)[0-9 ().-]+\Z)"
 )
+#: The errors of a sync of what is no file, such as a pipe; None: it has no descriptor.
+_NO_SYNC: Final = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EROFS, None})
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
@@ -100,6 +106,11 @@ class Time(click.ParamType[int]):
     help="Only subscriptions can be CSV.",
 )
 @click.option("--after", metavar="CURSOR", help="Continue an export that had read up to CURSOR.")
+@click.option(
+    "--cursor-file",
+    type=CONFIG_FILE,
+    help="Go on from the place in this file, and keep it there: no event is left out.",
+)
 @click.pass_context
 def export(
     ctx: click.Context,
@@ -114,6 +125,7 @@ def export(
     limit: int | None,
     format_: str,
     after: str | None,
+    cursor_file: Path | None,
 ) -> None:
     """Export stored records as NDJSON.
 
@@ -121,13 +133,17 @@ def export(
     arrival. A record that cannot be written as JSON is left out and named on standard error; the
     exit status is 1 then.
 
+    With --cursor-file, the events are in an order to which others are only added at the end: each
+    run writes the events that were acknowledged since the run before, and an event twice rather
+    than not at all.
+
     `user` is everything about the user --user, and about the visitors that a server key or an
     operator linked to it: each line has its kind in `record`. With --visitor, it has other visitors
     too, and with --address what is known under that address, and the deliveries that were given to
     the user by it. What is left out is named on standard error.
     """
     if kind == "user":
-        others = (since, type_, limit, after)
+        others = (since, type_, limit, after, cursor_file)
         _export_person(ctx, config_path, workspace, user, (addresses, visitors), others)
         return
     if addresses or visitors:
@@ -137,6 +153,8 @@ def export(
     for name, value in given.items():
         if value is not None and name not in KINDS[kind].filters.split():
             raise click.UsageError(f"--{name} does not apply to {kind}.", ctx)
+    if cursor_file is not None and (kind != "events" or after is not None or limit is not None):
+        raise click.UsageError("--cursor-file is for events, without --after and --limit.", ctx)
     if format_ == "csv" and kind != "subscriptions":
         raise click.UsageError(f"--format csv does not apply to {kind}.", ctx)
     config = load(config_path, reads_with=())
@@ -145,7 +163,15 @@ def export(
         click.echo(
             f"engage: {config_path} does not contain a workspace {safe(workspace)!r}", err=True
         )
-    selection = Selection(workspace=workspace, since=since, type=type_, user=user, after=after)
+    place = None if cursor_file is None else CursorFile(cursor_file)
+    selection = Selection(
+        workspace=workspace,
+        since=since,
+        type=type_,
+        user=user,
+        after=after if place is None else place.read(),
+        on_cursor=None if place is None else functools.partial(_keep, place),
+    )
     problems = 0
 
     def left_out(problem: str) -> None:
@@ -157,16 +183,39 @@ def export(
     if format_ == "csv" and after is None:
         click.echo(_csv_line(names))
     line = functools.partial(_as_csv, names) if format_ == "csv" else None
-    try:
+    with _explained(ctx, selection, place):
         asyncio.run(
             _export(registry_of(ctx, config), config, kind, selection, limit, left_out, line)
         )
-    except ValueError as error:
-        if after is None:
-            raise
-        raise click.UsageError(f"--after: {error}", ctx) from error
     if problems:
         ctx.exit(1)
+
+
+@contextlib.contextmanager
+def _explained(
+    ctx: click.Context, selection: Selection, place: CursorFile | None
+) -> Iterator[None]:
+    """Say which cursor is wrong."""
+    try:
+        yield
+    except ForeignCursor as error:
+        raise error if place is None else place.foreign(error) from error
+    except ValueError as error:
+        if selection.after is None:
+            raise
+        where = "--after" if place is None else str(place.path)
+        raise click.UsageError(f"{where}: {error}", ctx) from error
+
+
+def _keep(place: CursorFile, cursor: str) -> None:
+    """Write a cursor when the events before it are where a power cut leaves them."""
+    sys.stdout.buffer.flush()
+    try:
+        os.fsync(sys.stdout.fileno())
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise
+    place.write(cursor, now())
 
 
 def _export_person(
@@ -218,7 +267,7 @@ async def _export(
     as_line: Callable[[bytes], bytes] | None,
 ) -> None:
     terminal, output = sys.stdout.isatty(), sys.stdout.buffer
-    now = time.time() * 1000
+    started = now()
     count = first = 0
     async with (
         opened(registry, config) as store,
@@ -236,7 +285,7 @@ async def _export(
                 if count % PAGE == 0:
                     output.flush()
                     # Records are in order of arrival, so their time shows the progress.
-                    part = (record.at - first) / (now - first) if now > first else None
+                    part = (record.at - first) / (started - first) if started > first else None
                     progress.show(count, part if limit is None else count / limit)
             output.flush()
 

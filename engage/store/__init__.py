@@ -10,6 +10,7 @@ in *steps* over *tables*, and a storage executes these: see ``tables.py``.
 ``records.py``        records, such as write keys, with their versions
 ``counts.py``         counters per minute, hour and day
 ``suppressions.py``   addresses to which nothing must be sent
+``events.py``         events, each identity once, and the marks of erased ones
 ``letters.py``        dead letters, within their budgets
 ``choices.py``        subscription choices, and the history of their changes
 ``changes.py``        what events change in users, visitors and groups, and their limits
@@ -20,6 +21,6 @@ in *steps* over *tables*, and a storage executes these: see ``tables.py``.
 ``memory.py``         an executor in memory
 ====================  ==============================================================
 
-Events are not here yet: a storage decides by itself which are new, and runs ``changes.apply`` for
-what they change. MongoDB still has rules of its own for everything.
+MongoDB executes the plans of records, suppressions and dead letters, and those that read choices
+and people. It still has rules of its own for everything else.
 """

@@ -9,6 +9,7 @@ result does not depend on the order in which events arrive, except for limits.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -31,6 +32,7 @@ from engage.api import (
     ProfileLimits,
     RemovedTraits,
     Seen,
+    StorageContext,
     Version,
     identifier_value,
 )
@@ -40,10 +42,12 @@ from engage.store.profiles import (
     IDENTIFIERS,
     KIND_OF,
     KINDS,
+    KNOWN_LINKS,
     LINKS,
     MEMBERSHIPS,
     PROFILES,
     REMOVED,
+    SEARCHED,
     TRAITS,
     USER,
     VISITOR,
@@ -54,8 +58,23 @@ from engage.store.profiles import (
     delete_profiles,
     may_expire,
 )
-from engage.store.tables import Context, Delete, Get, Key, Pages, Put, Row, Steps, Table, Under
+from engage.store.tables import (
+    Context,
+    Delete,
+    Get,
+    Key,
+    Pages,
+    Put,
+    Recall,
+    Remember,
+    Row,
+    Steps,
+    Table,
+    Under,
+)
 
+#: A trait of a profile: (workspace, kind, name, trait).
+_Trait = tuple[str, int, str, str]
 #: A user, and an anonymous id.
 Pair = tuple[Person, str]
 #: Visitors that are examined at once so that some give way to new ones, and how often that is done
@@ -98,17 +117,20 @@ class FoldedChanges:
     seen: dict[Person, tuple[int, int]] = dataclasses.field(default_factory=dict)
     #: Visitor → when the last event was received.
     visited: dict[Person, int] = dataclasses.field(default_factory=dict)
-    #: The value is ``None`` if the trait is removed.
-    traits: dict[tuple[Person, str], tuple[Version, bytes | None]] = dataclasses.field(
+    #: By the names of traits. The value is ``None`` if the trait is removed.
+    traits: dict[Person, dict[str, tuple[Version, bytes | None]]] = dataclasses.field(
         default_factory=dict
     )
-    #: Of the declared identifier traits: (user, trait, value) → least time of receipt, in order of
-    #: arrival. Each value is in the form in which users are looked up.
-    claims: dict[tuple[Person, str, str], int] = dataclasses.field(default_factory=dict)
+    #: Of the declared identifier traits: value → least time of receipt, in order of arrival. Each
+    #: value is in the form in which users are looked up.
+    claims: dict[_Trait, dict[str, int]] = dataclasses.field(
+        default_factory=lambda: collections.defaultdict(dict)
+    )
     #: The form of the greatest value in ``traits``, or ``None`` if no user can be looked up by it.
-    forms: dict[tuple[Person, str], str | None] = dataclasses.field(default_factory=dict)
-    memberships: dict[tuple[Person, str], tuple[Version, bool]] = dataclasses.field(
-        default_factory=dict
+    forms: dict[_Trait, str | None] = dataclasses.field(default_factory=dict)
+    #: By the ids of groups.
+    memberships: dict[Person, dict[str, tuple[Version, bool]]] = dataclasses.field(
+        default_factory=lambda: collections.defaultdict(dict)
     )
     #: The first of the events that made the link: received at, message id, origin.
     links: dict[Pair, Version] = dataclasses.field(default_factory=dict)
@@ -142,15 +164,19 @@ def fold(
                         folded.visited[subject] = max(last, event.received_at)
                 case Traits(kind, name, traits):
                     subject = (workspace, KINDS[kind], name)
-                    for trait, value in traits.items():
-                        _keep_greatest(folded.traits, (subject, trait), version, value)
+                    if registers := folded.traits.get(subject):
+                        for trait, value in traits.items():
+                            _keep_greatest(registers, trait, version, value)
+                    else:
+                        new = {trait: (version, value) for trait, value in traits.items()}
+                        folded.traits[subject] = new
                     if subject[1] != GROUP:
                         for trait in identifiers.get(workspace, ()):
                             if trait in traits:
                                 _claim(folded, subject, trait, traits[trait], version, event)
                 case Membership(kind, name, group, assigned):
-                    register = ((workspace, KINDS[kind], name), group)
-                    _keep_greatest(folded.memberships, register, version, assigned)
+                    subject = (workspace, KINDS[kind], name)
+                    _keep_greatest(folded.memberships[subject], group, version, assigned)
                 case Link(user, anonymous):
                     link = ((workspace, USER, user), anonymous)
                     known = known_links.get(link)
@@ -172,11 +198,11 @@ def _claim(
     event: Event,
 ) -> None:
     value = None if encoded is None else identifier_value(trait, orjson.loads(encoded))
-    if folded.traits[subject, trait][0] == version:
-        folded.forms[subject, trait] = value
+    if folded.traits[subject][trait][0] == version:
+        folded.forms[*subject, trait] = value
     if value is not None:
-        claim, at = (subject, trait, value), event.received_at
-        folded.claims[claim] = min(at, folded.claims.get(claim, at))
+        claims, at = folded.claims[*subject, trait], event.received_at
+        claims[value] = min(at, claims.get(value, at))
 
 
 def _extend(seen: dict[Person, tuple[int, int]], subject: Person, at: int) -> None:
@@ -194,46 +220,23 @@ def _keep_greatest(
 
 
 # -------------------------------------------------------------------------------------- applying
-#: A trait of a profile: (workspace, kind, name, trait).
-_Trait = tuple[str, int, str, str]
-#: By workspace, and whether with identifiers: where the next search for visitors begins.
-Searched = Mapping[tuple[str, bool], Any]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Applied:
-    """What a write changed. A process that keeps anything of it does so after the commit."""
-
-    #: How many changes were dropped because of a limit.
-    dropped: int = 0
-    #: Links that are stored, and when the first event that made each was received.
-    links: Mapping[Pair, int] = dataclasses.field(default_factory=dict)
-    searched: Searched = dataclasses.field(default_factory=dict)
-
-
-def apply(
-    changes: Sequence[tuple[Event, Sequence[EncodedChange]]],
-    declared: Mapping[str, Collection[str]],
-    known_links: Mapping[Pair, int],
-    searched: Searched,
-) -> Steps[Applied]:
+def apply(changes: Sequence[tuple[Event, Sequence[EncodedChange]]]) -> Steps[int]:
     """Apply the changes of newly stored events.
 
     :param changes: events with their changes, in order of arrival.
-    :param declared: workspace id → the traits by which its users are looked up.
-    :param known_links: links that are known to be stored, with when the first event was received.
-    :param searched: of an earlier write.
+    :return: how many changes were dropped because of a limit.
     """
-    folded = fold(changes, known_links, declared)
+    context: StorageContext = yield Context()
+    folded = fold(changes, (yield Recall(KNOWN_LINKS)), context.identifiers)
     people = {person for person, _ in (*folded.links, *folded.decisions)}
     people.update(folded.seen)
     if not people:
-        return Applied(searched=searched)
-    limits = (yield Context()).profile_limits
-    write = _Write(folded, limits, people, (yield Get(PROFILES, people)))
-    places = dict(searched)
+        return 0
+    write = _Write(folded, context.profile_limits, people, (yield Get(PROFILES, people)))
     if new := [visitor for visitor in folded.visited if visitor in write.new]:
-        yield from write.limit_visitors(new, places)
+        yield from write.limit_visitors(new)
     write.set_times()
     yield from write.set_traits()
     yield from write.set_memberships()
@@ -242,7 +245,9 @@ def apply(
     for table, rows in {PROFILES: changed, **write.rows}.items():
         if rows:
             yield Put(table, rows)
-    return Applied(write.dropped, links, places)
+    if links:
+        yield Remember(KNOWN_LINKS, links)
+    return write.dropped
 
 
 class _Write:
@@ -274,17 +279,15 @@ class _Write:
         self.rows: dict[Table, list[Row]] = {}
 
     def stored(
-        self, table: Table, registers: Iterable[tuple[Person, str]]
+        self, table: Table, registers: Iterable[tuple[Person, Iterable[str]]]
     ) -> Steps[Mapping[Key, Row]]:
-        """Read the rows of registers."""
-        keys = [(*person, name) for person, name in registers if person not in self.new]
+        """Read the rows of registers, given by their names."""
+        old = [(person, names) for person, names in registers if person not in self.new]
+        keys = [(*person, name) for person, names in old for name in names]
         return (yield Get(table, keys)) if keys else {}
 
-    def limit_visitors(self, new: Sequence[Person], places: dict[Any, Any]) -> Steps[None]:
-        """Count new visitors, and leave out those that have no room.
-
-        :param places: see :func:`_make_room`.
-        """
+    def limit_visitors(self, new: Sequence[Person]) -> Steps[None]:
+        """Count new visitors, and leave out those that have no room."""
         rows = yield Get(VISITOR_TOTALS, {(workspace,) for workspace, *_ in new})
         totals = Counter(dict(rows.values()))
         late = []
@@ -298,19 +301,22 @@ class _Write:
             # The visitors that this write changes or links stay.
             kept = {name for *_, name in self.profiles}
             kept.update(name for _, name in self.folded.links)
-            gone = yield from _make_room(workspace, len(mine), kept, places)
+            gone = yield from _make_room(workspace, len(mine), kept)
             self._leave_out({*mine[gone:]})
         yield Put(VISITOR_TOTALS, [*totals.items()])
 
     def _leave_out(self, people: Collection[Person]) -> None:
         self.dropped += len(people)
         self.changed.difference_update(people)
+        folded = self.folded
         for person in people:
-            del self.profiles[person], self.folded.seen[person]
-        registers: list[dict[Any, Any]] = [self.folded.traits, self.folded.memberships]
-        for register in (*registers, self.folded.claims, self.folded.forms):
-            for key in [key for key in register if key[0] in people]:
-                del register[key]
+            del self.profiles[person], folded.seen[person]
+            folded.traits.pop(person, None)
+            folded.memberships.pop(person, None)
+        identified: list[dict[_Trait, Any]] = [folded.claims, folded.forms]
+        for found in identified:
+            for key in [key for key in found if key[:3] in people]:
+                del found[key]
 
     def set_times(self) -> None:
         """Set when people were first and last seen."""
@@ -329,35 +335,41 @@ class _Write:
     def set_traits(self) -> Steps[None]:
         """Set the registers that win."""
         folded, limits = self.folded, self.limits
-        stored = yield from self.stored(TRAITS, folded.traits)
+        stored = yield from self.stored(TRAITS, folded.traits.items())
         room = {number: limits.of(kind) for number, kind in KIND_OF.items()}
+        identifiers = {trait for *_, trait in folded.forms}
         forms: dict[_Trait, str | None] = {}
         rows = self.rows[TRAITS] = []
-        for (person, trait), (version, value) in folded.traits.items():
-            one, key = self.profiles[person], (*person, trait)
+        for person, registers in folded.traits.items():
+            one, is_new, so_far = self.profiles[person], person in self.new, len(rows)
             most, most_bytes, _ = room[one.kind]
-            before = 0
-            if key in stored:
-                *_, at, _, message_id, origin, before = stored[key]
-                if (at, message_id, origin) > version:
+            count, used = one.traits, one.trait_bytes
+            for trait, (version, value) in registers.items():
+                key, before = (*person, trait), 0
+                if not is_new and key in stored:
+                    _, _, _, _, at, _, message_id, origin, before = stored[key]
+                    if (at, message_id, origin) > version:
+                        continue
+                identifies = trait in identifiers and key in folded.forms
+                size = 0 if value is None else len(orjson.dumps(trait)) + len(value)
+                if (identifies or trait.startswith(TRUSTED)) and size <= limits.identifier_bytes:
+                    size = 0
+                added = (size > 0) - (before > 0)
+                if (added > 0 and count >= most) or (
+                    size > before and used - before + size > most_bytes
+                ):
+                    self.dropped += 1
                     continue
-            identifies = (person, trait) in folded.forms
-            size = 0 if value is None else len(orjson.dumps(trait)) + len(value)
-            if (identifies or trait.startswith(TRUSTED)) and size <= limits.identifier_bytes:
-                size = 0
-            added = bool(size) - bool(before)
-            if (added > 0 and one.traits >= most) or (
-                size > before and one.trait_bytes - before + size > most_bytes
-            ):
-                self.dropped += 1
-                continue
-            one.traits += added
-            one.trait_bytes += size - before
-            self.changed.add(person)
-            at, message_id, origin = version
-            rows.append((*key, at, REMOVED if value is None else value, message_id, origin, size))
-            if identifies:
-                forms[key] = folded.forms[person, trait]
+                count += added
+                used += size - before
+                at, message_id, origin = version
+                encoded = REMOVED if value is None else value
+                rows.append((*key, at, encoded, message_id, origin, size))
+                if identifies:
+                    forms[key] = folded.forms[key]
+            if len(rows) > so_far:
+                one.traits, one.trait_bytes = count, used
+                self.changed.add(person)
         if folded.forms:
             yield from self._set_identifiers(forms)
 
@@ -372,9 +384,7 @@ class _Write:
         :param forms: the values that traits have now, in the form in which users are looked up;
             ``None``: there is none.
         """
-        claims: dict[_Trait, dict[str, int]] = {key: {} for key in forms}
-        for (person, trait, value), at in self.folded.claims.items():
-            claims.setdefault((*person, trait), {})[value] = at
+        claims: dict[_Trait, dict[str, int]] = {key: {} for key in forms} | self.folded.claims
         old = [key for key in claims if key[:3] not in self.new]
         stored = (yield Get(IDENTIFIERS, old)) if old else {}
         before = {key: (value, at) for key, (*_, value, at) in stored.items()}
@@ -414,22 +424,24 @@ class _Write:
 
     def set_memberships(self) -> Steps[None]:
         """Set the registers that win."""
-        stored = yield from self.stored(MEMBERSHIPS, self.folded.memberships)
+        stored = yield from self.stored(MEMBERSHIPS, self.folded.memberships.items())
         room = {number: self.limits.of(kind) for number, kind in KIND_OF.items()}
         rows = self.rows[MEMBERSHIPS] = []
-        for (person, group), (version, assigned) in self.folded.memberships.items():
-            one, key = self.profiles[person], (*person, group)
-            if key in stored:
-                *_, at, message_id, origin, _ = stored[key]
-                if (at, message_id, origin) > version:
+        for person, registers in self.folded.memberships.items():
+            one = self.profiles[person]
+            for group, (version, assigned) in registers.items():
+                key = (*person, group)
+                if key in stored:
+                    *_, at, message_id, origin, _ = stored[key]
+                    if (at, message_id, origin) > version:
+                        continue
+                elif one.memberships >= room[one.kind][-1]:
+                    self.dropped += 1
                     continue
-            elif one.memberships >= room[one.kind][-1]:
-                self.dropped += 1
-                continue
-            else:
-                one.memberships += 1
-            self.changed.add(person)
-            rows.append((*key, *version, int(assigned)))
+                else:
+                    one.memberships += 1
+                self.changed.add(person)
+                rows.append((*key, *version, int(assigned)))
 
     def set_links(self) -> Steps[dict[Pair, int]]:
         """Set links and decisions.
@@ -437,7 +449,7 @@ class _Write:
         :return: the links that are stored, with when the first event was received.
         """
         pairs = {**self.folded.links, **self.folded.decisions}
-        stored = yield from self.stored(LINKS, pairs)
+        stored = yield from self.stored(LINKS, ((user, (name,)) for user, name in pairs))
         rows = self.rows[LINKS] = []
         kept = {}
         for pair in pairs:
@@ -462,18 +474,17 @@ class _Write:
         return kept
 
 
-def _make_room(
-    workspace: str, wanted: int, kept: Collection[str], places: dict[Any, Any]
-) -> Steps[int]:
+def _make_room(workspace: str, wanted: int, kept: Collection[str]) -> Steps[int]:
     """Delete visitors that only public keys made, and that may expire: those without an identifier
     first, and of those that are examined at once the least recently changed.
 
     :param wanted: how many are to be deleted.
     :param kept: anonymous ids of visitors that stay.
-    :param places: where the next search begins; this changes it.
     :return: how many were deleted.
     """
     gone = 0
+    searched = yield Recall(SEARCHED)
+    places = {place: at for place, at in searched.items() if place[0] == workspace}
     for place in [(workspace, False)] * _SEARCHES + [(workspace, True)] * _SEARCHES:
         page = yield Pages(
             PROFILES,
@@ -497,4 +508,5 @@ def _make_room(
         if gone == wanted:
             break
         places[place] = page.place if page.more else None
+    yield Remember(SEARCHED, places)
     return gone

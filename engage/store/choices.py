@@ -102,7 +102,7 @@ def _whose(workspace_id: str, subject: Subject) -> Key:
     return workspace_id, KINDS[subject.kind], subject.id
 
 
-class _Person:
+class Chooser:
     """A subject, while its changes are applied one after the other."""
 
     def __init__(self, whose: Key, rows: Sequence[Row]) -> None:
@@ -177,7 +177,7 @@ def apply_all(changes: Sequence[SubscriptionChange]) -> Steps[list[dict[str, boo
     whose = [_whose(one.workspace_id, one.subject) for one in changes]
     applied = {*(yield Get(CHANGES, set(keys)))}
     choices = yield Under(CHOICES, set(whose))
-    people = {one: _Person(one, choices[one]) for one in dict.fromkeys(whose)}
+    people = {one: Chooser(one, choices[one]) for one in dict.fromkeys(whose)}
     # Who has no choice has no change without effect.
     for one in {x: None for x, key in zip(whose, keys, strict=True) if key not in applied}:
         if choices[one]:

@@ -15,12 +15,17 @@ from engage.api import (
     CountSum,
     DeadLetter,
     DeadLetterStore,
+    Event,
+    EventFilter,
+    EventStore,
     GroupProfile,
     Kind,
+    Outcome,
     Page,
     ProfileStore,
     Record,
     RecordStore,
+    Status,
     StoredLink,
     Subject,
     SubscriptionChange,
@@ -34,23 +39,77 @@ from engage.api import (
 )
 from engage.store import choices as choosing
 from engage.store import counts as counting
+from engage.store import events as storing
 from engage.store import letters as keeping
 from engage.store import people, records
 from engage.store import suppressions as suppressing
 from engage.store.keys import is_text
 from engage.store.profiles import KINDS, Person
-from engage.store.tables import PLANS, Executor
+from engage.store.tables import PLANS, Executor, Row
 
 #: The names that a storage imports.
 __all__ = [
     "PLANS",
     "PlannedChoices",
     "PlannedCounts",
+    "PlannedEvents",
     "PlannedLetters",
     "PlannedProfiles",
     "PlannedRecords",
     "PlannedSuppressions",
 ]
+
+
+class PlannedEvents(Executor, EventStore):
+    """Events, by plans."""
+
+    #: See :attr:`~engage.api.ProfileStore.dropped_changes`.
+    dropped_changes: int = 0
+
+    async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
+        outcomes = [storing.STORED] * len(events)
+        rows: list[Row] = []
+        indexes: list[int] = []
+        for index, event in enumerate(events):
+            try:
+                rows.append(storing.row_of(event))
+                indexes.append(index)
+            except storing.UnstorableError as reason:
+                outcomes[index] = Outcome(Status.REFUSED, str(reason))
+        others, dropped = await self.run(storing.write, rows) if rows else ({}, 0)
+        self.dropped_changes += dropped
+        for at, outcome in others.items():
+            outcomes[indexes[at]] = outcome
+        return outcomes
+
+    async def find(self, workspace_id: str, origin: str, message_id: str) -> Event | None:
+        if not is_text(workspace_id, origin, message_id):
+            return None
+        return await self.read(storing.find, workspace_id, origin, message_id)
+
+    async def scan(self, wanted: EventFilter, *, after: str | None, limit: int) -> Page[Event]:
+        return await self.read(storing.scan, wanted, after, limit, False)
+
+    async def recent(
+        self, wanted: EventFilter, *, before: str | None = None, limit: int
+    ) -> Page[Event]:
+        return await self.read(storing.scan, wanted, before, limit, True)
+
+    async def follow(
+        self, *, after: str | None, since: int | None = None, limit: int
+    ) -> Page[Event]:
+        return await self.read(storing.follow, after, since, limit)
+
+    async def expire(self, before: int, *, limit: int, force: bool = False) -> int:
+        return await self.run(storing.expire, before, limit, force)
+
+    async def erase_events(self, events: Sequence[Event], marks: Sequence[bytes]) -> int:
+        """See :meth:`~engage.api.ErasureStore.erase_events`."""
+        return await self.run(storing.erase, [one.identity for one in events], marks)
+
+    async def reapply(self, events: Sequence[Event]) -> None:
+        """See :meth:`~engage.api.ErasureStore.reapply`."""
+        await self.run(storing.reapply, [*map(storing.row_of, events)])
 
 
 class PlannedRecords(Executor, RecordStore):

@@ -38,17 +38,17 @@ LETTERS: Final = dataclasses.replace(
         "truncated": int,
     },
 )
-#: How much of each budget is used; ``api`` is the place of the budget in :data:`_BUDGETS`.
+#: How much of each budget is used; ``api`` is the place of the budget in :data:`BUDGETS`.
 TOTALS: Final = Table(
     "letter_totals", {"workspace": str, "api": int, "count": int, "size": int}, key=2
 )
-_BUDGETS: Final[Sequence[BudgetName]] = ("webhook", "api", "conflict")
+BUDGETS: Final[Sequence[BudgetName]] = ("webhook", "api", "conflict")
 
 
-def _total_of(workspace: str, origin: str, reason: str) -> Key:
+def total_of(workspace: str, origin: str, reason: str) -> Key:
     """Return the key of the total in which a letter counts; see :attr:`DeadLetter.budget`."""
     budget: BudgetName = "conflict" if reason == CONFLICT else "api"
-    return workspace, _BUDGETS.index(budget if origin == API_ORIGIN else "webhook")
+    return workspace, BUDGETS.index(budget if origin == API_ORIGIN else "webhook")
 
 
 def row_of(letter: DeadLetter) -> Row:
@@ -93,7 +93,7 @@ def keep(letters: Sequence[DeadLetter]) -> Steps[list[bool]]:
     """Keep letters within the budgets, and return of each whether it is kept now."""
     budgets = (yield Context()).dead_letter_budget
     kept: set[Key] = {*(yield Get(HEADS, {(one.workspace_id, one.id) for one in letters}))}
-    keys = [_total_of(one.workspace_id, one.origin, one.reason) for one in letters]
+    keys = [total_of(one.workspace_id, one.origin, one.reason) for one in letters]
     totals = yield Get(TOTALS, set(keys))
     rows: list[Row] = []
     result = []
@@ -117,7 +117,7 @@ def keep(letters: Sequence[DeadLetter]) -> Steps[list[bool]]:
 def use() -> Steps[list[BudgetUse]]:
     """Return how much of each budget is used."""
     return [
-        BudgetUse(workspace_id=workspace, budget=_BUDGETS[budget], count=count, size=size)
+        BudgetUse(workspace_id=workspace, budget=BUDGETS[budget], count=count, size=size)
         for workspace, budget, count, size in (yield from every(TOTALS))
     ]
 
@@ -155,7 +155,7 @@ def expire(before: int, limit: int) -> Steps[int]:
 def _delete(heads: Sequence[Row]) -> Steps[int]:
     """Delete letters, and make room in their budgets."""
     deleted: int = yield Delete(HEADS, [row[: HEADS.key] for row in heads])
-    keys = [_total_of(workspace, origin, reason) for workspace, _, origin, reason, *_ in heads]
+    keys = [total_of(workspace, origin, reason) for workspace, _, origin, reason, *_ in heads]
     totals = yield Get(TOTALS, set(keys))
     for key, head in zip(keys, heads, strict=True):
         if key in totals:

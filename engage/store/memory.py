@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Collection, Mapping
+import random
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
-from engage.api import StorageContext
+from engage.api import StorageContext, begins_with
 from engage.store.tables import (
     MAX_PAGE_BYTES,
     Add,
@@ -18,6 +19,8 @@ from engage.store.tables import (
     Pages,
     Place,
     Put,
+    Recall,
+    Remember,
     Row,
     Steps,
     Table,
@@ -40,6 +43,9 @@ class MemoryTables:
 
     def __init__(self) -> None:
         self._tables = collections.defaultdict[str, _Rows](_Rows)
+        #: See :data:`engage.store.events.STORE`.
+        incarnation = ("incarnation", random.getrandbits(62))
+        self._tables["store"][incarnation[:1]] = (1, incarnation)
         #: What the running plan changed: rows, a key, and what it led to before.
         self._changes: list[tuple[_Rows, Key, tuple[int, Row] | None]] = []
 
@@ -111,19 +117,22 @@ class MemoryTables:
         rows[key] = (number, row)
 
     def _delete(self, step: Delete) -> int:
-        rows = self._tables[step.table.name]
-        keys = {key for key in step.keys if key in rows}
+        rows, wanted = self._tables[step.table.name], step.keys
+        if isinstance(wanted, Pages):
+            wanted = [row[: step.table.key] for row in self._page(wanted).rows]
+        keys = {key for key in wanted if key in rows}
         self._changes += [(rows, key, rows.pop(key)) for key in keys]
         return len(keys)
 
     def _page(self, step: Pages) -> Page:
+        step.check_number()
         rows: list[Row] = []
         place, looked, size = step.after, 0, 0
         for behind, row in self._ordered(step):
             if len(rows) == step.limit or looked == step.most or size > MAX_PAGE_BYTES:
                 return Page(rows, place, more=True)
             looked, place = looked + 1, behind
-            if _has(step.table, row, step.equal, step.one_of, step.least):
+            if _has(step.table, row, step.equal) and _is_wanted(step, row):
                 rows.append(row)
                 size += sum(len(value) for value in row if isinstance(value, bytes))
         return Page(rows, place, more=False)
@@ -159,6 +168,8 @@ class MemoryTables:
         Put: _put,
         Delete: _delete,
         Pages: _page,
+        Recall: lambda _, __: {},
+        Remember: lambda _, __: None,
     }
 
 
@@ -171,19 +182,24 @@ def _wins(table: Table, row: Row, before: Row) -> bool:
     return not table.register
 
 
-def _has(
-    table: Table,
-    row: Row,
-    equal: Mapping[str, Value],
-    one_of: Mapping[str, Collection[Value]] = {},
-    least: Mapping[str, Any] = {},
-) -> bool:
-    """Return whether a row has the wanted values."""
-    named = dict(zip(table.columns, row, strict=True))
+def _has(table: Table, row: Row, equal: Mapping[str, Value]) -> bool:
+    """Return whether a row has values."""
+    return all(row[table.columns.index(name)] == value for name, value in equal.items())
+
+
+def _is_wanted(step: Pages, row: Row) -> bool:
+    """Return whether a row fits the conditions of a page that its order does not serve."""
+    named = dict(zip(step.table.columns, row, strict=True))
+
+    def first(names: str | tuple[str, ...]) -> Value:
+        values = [named[name] for name in ((names,) if isinstance(names, str) else names)]
+        return next((one for one in values if one is not None), None)
+
     return (
-        all(named[name] == value for name, value in equal.items())
-        and all(named[name] in values for name, values in one_of.items())
-        and all(named[name] >= value for name, value in least.items())
+        all(first(names) in values for names, values in step.one_of.items())
+        and all(named[name] >= value for name, value in step.least.items())
+        and all(named[name] < value for name, value in step.below.items())
+        and all(any(begins_with(named[x], text) for x in names) for names, text in step.begins)
     )
 
 

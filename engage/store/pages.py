@@ -22,7 +22,11 @@ def cursor_of(place: Place) -> str:
     return orjson.dumps(place).decode()
 
 
-def place_of(cursor: str | None, *types: type) -> Place | None:
+#: The types of the numbers of rows in a place: a store without numbers has an order of its own.
+NUMBER: Final = (int, str, list)
+
+
+def place_of(cursor: str | None, *types: type | tuple[type, ...]) -> Place | None:
     """Return the place of a cursor.
 
     :param types: those of its values.
@@ -33,8 +37,10 @@ def place_of(cursor: str | None, *types: type) -> Place | None:
     values = orjson.loads(cursor)
     if (
         not isinstance(values, list)
-        or [type(value) for value in values] != list(types)
-        or any(isinstance(value, int) and value >= 1 << 63 for value in values)
+        or len(values) != len(types)
+        or not all(map(isinstance, values, types))
+        or any(isinstance(value, bool) for value in values)
+        or any(isinstance(value, int) and not -(1 << 63) <= value < 1 << 63 for value in values)
     ):
         raise ValueError("not a cursor of this store")
     return tuple(values)
@@ -53,7 +59,7 @@ def page(
 ) -> Steps[Page[Item]]:
     """Read a page of rows as items. It may have fewer than ``limit``, or none, and a cursor."""
     step = Pages(table, limit, by, equal, least=least, reverse=reverse, most=MAX_ROWS)
-    types = [table.types.get(name, int) for name in step.order]
+    types = [NUMBER if name == "number" else table.types[name] for name in step.order]
     found = yield step._replace(after=place_of(after, *types))
     return Page([*map(make, found.rows)], cursor_of(found.place) if found.more else None)
 

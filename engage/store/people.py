@@ -28,14 +28,17 @@ from engage.api import (
     VisitorProfile,
     identifier_value,
 )
-from engage.store.pages import cursor_of, page, place_of
+from engage.store.pages import NUMBER, cursor_of, page, place_of
 from engage.store.profiles import (
     CLAIMS,
     GROUP,
+    IDENTIFIER_HEADS,
     IDENTIFIERS,
     KIND_OF,
+    KNOWN_LINKS,
     LINKS,
     MEMBERSHIPS,
+    PERSONS,
     PROFILES,
     REMOVED,
     TRAITS,
@@ -58,6 +61,7 @@ from engage.store.tables import (
     Delete,
     Get,
     Pages,
+    Remember,
     Row,
     Steps,
     Under,
@@ -66,8 +70,8 @@ from engage.store.tables import (
 
 Item = TypeVar("Item")
 _by_first: Final = attrgetter("first")
-#: Users that are read at once, so that what is read of them fits into the caches of a processor.
-_STEP: Final = 128
+#: Users that are read at once: as many as SQLite looks up with one statement.
+_STEP: Final = 256
 #: A user, the linked anonymous ids, and the visitors that are merged, by their links.
 _User = tuple[Profile, Sequence[str], Sequence[Profile]]
 
@@ -79,21 +83,21 @@ def _profile(row: Row) -> Profile:
 def _with_visitors(users: Sequence[Profile]) -> Steps[list[_User]]:
     """Return users with what is linked to them, and the visitors that belong to them."""
     linked = [one.person for one in users if one.links]
-    rows = (yield Under(LINKS, linked)) if linked else {}
+    if not linked:
+        return [(user, (), ()) for user in users]
     links = {
-        user: [link for link in map(LinkRow._make, of_user) if link.counts]
-        for user, of_user in rows.items()
+        user: sorted([link for link in map(LinkRow._make, rows) if link.counts], key=_by_first)
+        for user, rows in (yield Under(LINKS, linked)).items()
     }
     ids = {(link.workspace, VISITOR, link.anonymous_id) for some in links.values() for link in some}
     stored = {one.visitor: one for one in (yield from profiles(ids))}
     first = yield from first_users(stored)
     most = (yield Context()).profile_limits.user_visitors
-    found: list[_User] = []
-    for user in users:
-        mine = sorted(links.get(user.person, ()), key=_by_first)
-        visitors = [stored[link.visitor] for link in mine if first.get(link.visitor) == user.person]
-        found.append((user, [link.anonymous_id for link in mine], visitors[:most]))
-    return found
+    found: dict[Person, tuple[Sequence[str], Sequence[Profile]]] = {}
+    for user, mine in links.items():
+        visitors = [stored[link.visitor] for link in mine if first.get(link.visitor) == user]
+        found[user] = [link.anonymous_id for link in mine], visitors[:most]
+    return [(user, *found.get(user.person, ((), ()))) for user in users]
 
 
 # ------------------------------------------------------------------------------------------ reading
@@ -104,12 +108,15 @@ def _decoded(value: bytes) -> Any:
 _Rows = Mapping[Person, Sequence[Row]]
 
 
-def _stored(people: Sequence[_User]) -> Steps[tuple[_Rows, _Rows]]:
-    """Read the traits and the memberships of users, and of the visitors that are merged."""
-    everyone = [one for user, _, visitors in people for one in (user, *visitors)]
-    traits = (yield Under(TRAITS, [one.person for one in everyone])) if everyone else {}
-    members = [one.person for one in everyone if one.memberships]
-    return traits, (yield Under(MEMBERSHIPS, members)) if members else {}
+def _groups(people: Iterable[Profile]) -> Steps[_Rows]:
+    """Read memberships."""
+    members = [one.person for one in people if one.memberships]
+    return (yield Under(MEMBERSHIPS, members)) if members else {}
+
+
+def _joined(groups: _Rows, person: Person) -> list[str]:
+    """Return the groups of which somebody is a member."""
+    return sorted([group for *_, group, _, _, _, on in groups.get(person, ()) if on])
 
 
 def _registers(one: Profile, traits: _Rows, groups: _Rows) -> Registers:
@@ -133,11 +140,11 @@ def _registers(one: Profile, traits: _Rows, groups: _Rows) -> Registers:
 def _merged(people: Sequence[_User]) -> Steps[list[UserProfile]]:
     """Merge users with their visitors. Most users have none, and need no versions."""
     context = yield Context()
-    traits, groups = yield from _stored([one for one in people if one[2]])
     alone = [user for user, _, visitors in people if not visitors]
-    values = (yield Under(VALUES, [one.person for one in alone])) if alone else {}
-    members = [one.person for one in alone if one.memberships]
-    groups = {**groups, **((yield Under(MEMBERSHIPS, members)) if members else {})}
+    together = [one for user, _, visitors in people if visitors for one in (user, *visitors)]
+    values = yield Under(VALUES, [one.person for one in alone])
+    traits = yield Under(TRAITS, [one.person for one in together])
+    groups = yield from _groups((*alone, *together))
     users = []
     for user, names, visitors in people:
         space, person = user.workspace, user.person
@@ -155,7 +162,7 @@ def _merged(people: Sequence[_User]) -> Steps[list[UserProfile]]:
                 created_at=first,
                 updated_at=last,
                 anonymous_ids=sorted(names),
-                groups=sorted([group for *_, group, _, _, _, on in groups.get(person, ()) if on]),
+                groups=_joined(groups, person),
                 traits=current,
                 trait_times=times,
                 certain=api.certain_of({**current, **trusted}, declared) if trusted else {},
@@ -183,11 +190,11 @@ def _of_kind(kind: int, workspace_id: str | None) -> dict[str, Any]:
 @plan()
 def profile(workspace_id: str, user_id: str) -> Steps[UserProfile | None]:
     """Return a user, or ``None`` if the user does not exist."""
-    people = yield from _users(workspace_id, [user_id])
+    people = yield from users(workspace_id, [user_id])
     return next(iter((yield from _merged(people))), None)
 
 
-def _users(workspace_id: str, ids: Sequence[str]) -> Steps[list[_User]]:
+def users(workspace_id: str, ids: Sequence[str]) -> Steps[list[_User]]:
     """Return the users of these ids that exist."""
     found = yield from profiles([(workspace_id, USER, name) for name in ids])
     return (yield from _with_visitors([one for one in found if one.exists]))
@@ -206,7 +213,7 @@ def certain(workspace_id: str, user_id: str) -> Steps[dict[str, str | None]]:
 @plan()
 def scan_users(workspace_id: str | None, after: str | None, limit: int) -> Steps[Page[UserProfile]]:
     """Return a page of users, in the order in which they were made."""
-    equal, place = _of_kind(USER, workspace_id), place_of(after, int)
+    equal, place = _of_kind(USER, workspace_id), place_of(after, NUMBER)
     rows, place, more = yield Pages(PROFILES, limit, equal=equal, after=place)
     users: list[UserProfile] = []
     size = 0
@@ -214,7 +221,9 @@ def scan_users(workspace_id: str | None, after: str | None, limit: int) -> Steps
     for step in _steps(existing):
         people = yield from _with_visitors(step)
         for count, (user, _, visitors) in enumerate(people, 1):
-            size += sum([one.trait_bytes for one in (user, *visitors)])
+            size += user.trait_bytes
+            for one in visitors:
+                size += one.trait_bytes
             if size > MAX_PAGE_BYTES:
                 users += yield from _merged(people[:count])
                 return Page(users, cursor_of((user.number,)))
@@ -245,12 +254,25 @@ def scan_visitors(
 
 def _visitors(visitors: Sequence[Profile]) -> Steps[list[VisitorProfile]]:
     owner = yield from owners([one.visitor for one in visitors])
-    traits, groups = yield from _stored([(one, (), ()) for one in visitors])
+    values = yield Under(VALUES, [one.person for one in visitors])
+    groups = yield from _groups(visitors)
     found = []
     for one in visitors:
         user = owner.get(one.visitor)
-        registers = _registers(one, traits, groups)
-        found.append(api.visitor_of(one.workspace, registers, None if user is None else user.name))
+        current, times, _ = _values(values[one.person])
+        first, last = one.times
+        found.append(
+            VisitorProfile(
+                workspace_id=one.workspace,
+                anonymous_id=one.name,
+                user_id=None if user is None else user.name,
+                created_at=first,
+                updated_at=last,
+                groups=_joined(groups, one.person),
+                traits=current,
+                trait_times=times,
+            )
+        )
     return found
 
 
@@ -361,10 +383,10 @@ def users_beginning(
 ) -> Steps[list[str]]:
     """Return the ids of users of which the id, or an identifier, has a beginning."""
     equal: dict[str, Any] = {"workspace": workspace_id, "kind": USER}
-    table, by = PROFILES, PROFILES.columns[:3]
+    table, by = PERSONS, PERSONS.columns
     if trait is not None:
         equal["trait"] = trait
-        table, by = IDENTIFIERS, IDENTIFIERS.indexes[0][:3]
+        table, by = IDENTIFIER_HEADS, IDENTIFIERS.indexes[0][:3]
     end = text + chr(sys.maxunicode)
     found = yield Pages(table, limit, by, equal, low=text, high=end)
     return [name for _, _, name, *_ in found.rows]
@@ -375,14 +397,14 @@ def identifier_history(
     workspace_id: str, trait: str, ids: Sequence[str]
 ) -> Steps[dict[str, list[str]]]:
     """Return the values of a trait that users have or had, by each of these ids."""
-    people = yield from _users(workspace_id, ids)
+    people = yield from users(workspace_id, ids)
     keys = [(*one.person, trait) for user, _, visitors in people for one in (user, *visitors)]
-    current = yield Get(IDENTIFIERS, keys)
+    current = yield Get(IDENTIFIER_HEADS, keys)
     earlier = yield Under(CLAIMS, keys)
     found: dict[str, list[str]] = {}
     for user, _, visitors in people:
         mine = [(*one.person, trait) for one in (user, *visitors)]
-        values = {Identifier(*current[key]).value for key in mine if key in current}
+        values = {current[key][-1] for key in mine if key in current}
         values.update(value for key in mine for *_, value, _ in earlier[key])
         if values:
             found[user.name] = [*values]
@@ -432,7 +454,7 @@ def old_visitors(
 
     :param limit: the maximum number of visitors of the page.
     """
-    page = yield Pages(PROFILES, limit, equal={"kind": VISITOR}, after=place_of(after, int))
+    page = yield Pages(PROFILES, limit, equal={"kind": VISITOR}, after=place_of(after, NUMBER))
     old = yield from may_expire([*_changed_before(before, page.rows)])
     return [one.person for one in old], cursor_of(page.place) if page.more else None
 
@@ -461,4 +483,5 @@ def erase(workspace_id: str, kind: int, name: str) -> Steps[bool]:
         links = yield Under(LINKS, [person])
         yield Delete(LINKS, [row[: LINKS.key] for row in links[person]])
     yield from delete_profiles([*stored])
+    yield Remember(KNOWN_LINKS, None)
     return bool(stored)

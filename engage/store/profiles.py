@@ -40,6 +40,11 @@ KIND_OF: Final = {number: kind for kind, number in KINDS.items()}
 Person = tuple[str, int, str]
 #: The value of a trait that is removed. No other value begins with a space.
 REMOVED: Final = b" null"
+#: What a process remembers: (user, anonymous id) → when the first event that made a stored link was
+#: received; and (workspace, whether with identifiers) → where the next search for visitors that
+#: give way begins.
+KNOWN_LINKS: Final = "links"
+SEARCHED: Final = "searched"
 _PERSON: Final = {"workspace": str, "kind": int, "name": str}
 _VERSION: Final = {"timestamp": int, "message_id": str, "origin": str}
 
@@ -55,17 +60,19 @@ class Profile:
     #: did.
     created_at: int | None = None
     updated_at: int | None = None
-    #: How much it has of what has a limit.
-    traits: int = 0
-    trait_bytes: int = 0
-    links: int = 0
-    memberships: int = 0
     #: Least and greatest time of its choices.
     chosen_first: int | None = None
     chosen_last: int | None = None
     #: Of a visitor: when the last event was received.
     changed_at: int | None = None
-    number: int | None = None
+    #: How much it has of what has a limit. A store may leave out how many links and memberships
+    #: these are: then they are -1.
+    links: int = 0
+    memberships: int = 0
+    traits: int = 0
+    trait_bytes: int = 0
+    #: In a store without numbers, another value that gives an order.
+    number: int | str | None = None
 
     @property
     def person(self) -> Person:
@@ -155,6 +162,11 @@ class Identifier(NamedTuple):
 
 
 PROFILES: Final = Table("profiles", types_of(Profile), key=3, arrival=True)
+PERSONS: Final = dataclasses.replace(PROFILES, types=_PERSON)
+#: Without that for which a store may have to read the traits.
+PROFILE_HEADS: Final = dataclasses.replace(
+    PROFILES, types={name: PROFILES.types[name] for name in PROFILES.columns[:-3]}
+)
 #: The values of traits, and when each was set.
 VALUES: Final = Table(
     "traits",
@@ -187,6 +199,10 @@ IDENTIFIERS: Final = Table(
     indexes=(("workspace", "trait", "value", "kind", "claimed_at"),),
     within=PROFILES,
 )
+#: Without the times of claims, which a store may have elsewhere.
+IDENTIFIER_HEADS: Final = dataclasses.replace(
+    IDENTIFIERS, types={name: IDENTIFIERS.types[name] for name in IDENTIFIERS.columns[:-1]}
+)
 #: When an event first set a trait to a value: only for declared identifier traits, and for values
 #: that it does not have now; a row for the current value may exist as well.
 CLAIMS: Final = Table(
@@ -207,9 +223,9 @@ VISITOR_TOTALS: Final = Table("visitor_totals", {"workspace": str, "count": int}
 _row_of: Final = attrgetter(*PROFILES.columns)
 
 
-def profiles(people: Collection[Person]) -> Steps[list[Profile]]:
+def profiles(people: Collection[Person], table: Table = PROFILES) -> Steps[list[Profile]]:
     """Read profiles."""
-    rows = (yield Get(PROFILES, people)) if people else {}
+    rows = (yield Get(table, people)) if people else {}
     return [*starmap(Profile, rows.values())]
 
 
@@ -242,7 +258,7 @@ def first_users(visitors: Collection[tuple[str, str]]) -> Steps[dict[tuple[str, 
 def owners(visitors: Collection[tuple[str, str]]) -> Steps[dict[tuple[str, str], Profile]]:
     """Return the users that visitors belong to: (workspace, anonymous id) → user."""
     first = yield from first_users(visitors)
-    found = yield from profiles({*first.values()})
+    found = yield from profiles({*first.values()}, PROFILE_HEADS)
     users = {one.person: one for one in found if one.exists}
     return {visitor: users[user] for visitor, user in first.items() if user in users}
 

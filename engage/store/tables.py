@@ -30,6 +30,10 @@ An executor guarantees:
    and is compared by code points. A row comes back as it was given.
 6. An outage is :class:`~engage.api.StorageUnavailable`, within ``write_timeout``. Every other error
    of a plan rolls it back and reaches the caller as it is, or over processes by its message.
+
+Without transactions, the first is true of one row that a plan reads and changes. Others may see its
+rows one by one, and after a failure some of them may be stored: a plan that runs again makes the
+others. The fourth need not be true, and a place has a value of another type for the number.
 """
 
 from __future__ import annotations
@@ -38,7 +42,7 @@ import abc
 import dataclasses
 import functools
 import typing
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
 from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar
 
 from engage.api import StorageContext
@@ -56,6 +60,8 @@ Result = TypeVar("Result")
 MAX_ROWS: Final = 50_000
 #: A page ends with the row that makes its bytes (of values that are bytes) more than this.
 MAX_PAGE_BYTES: Final = 32 * 1024 * 1024
+#: Bytes of the stored rows that one :class:`Add` returns.
+MAX_STORED_BYTES: Final = 16 * 1024 * 1024
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -125,7 +131,12 @@ class Under(NamedTuple):
 
 
 class Add(NamedTuple):
-    """Insert the rows whose key is new. → key → stored row, of the others."""
+    """Insert the rows whose key is new. → key → stored row, of the others.
+
+    Values that are bytes may be None in a stored row, the longest first, if all of them together
+    are more than :data:`MAX_STORED_BYTES`. A row may have more values than there are columns: an
+    executor that gave them to the plan finds them again.
+    """
 
     table: Table
     rows: Collection[Row]
@@ -139,10 +150,10 @@ class Put(NamedTuple):
 
 
 class Delete(NamedTuple):
-    """Delete rows by their keys. → how many there were."""
+    """Delete rows by their keys, or those of a page. → how many there were."""
 
     table: Table
-    keys: Collection[Key]
+    keys: Collection[Key] | Pages
 
 
 class Pages(NamedTuple):
@@ -159,10 +170,15 @@ class Pages(NamedTuple):
     by: tuple[str, ...] = ()
     #: Column → the value that it has.
     equal: Mapping[str, Value] = {}
-    #: Column → values of which it has one.
-    one_of: Mapping[str, Collection[Value]] = {}
+    #: Column → values of which it has one. Of several columns, the first that is not None has it.
+    one_of: Mapping[Any, Collection[Value]] = {}
     #: Column → the least value that is wanted.
     least: Mapping[str, Value] = {}
+    #: Column → the least value that is too great.
+    below: Mapping[str, Value] = {}
+    #: Columns, of which one begins with a text, by :func:`~engage.api.begins_with`. An executor may
+    #: return more rows.
+    begins: Sequence[tuple[Sequence[str], str]] = ()
     #: Bounds of the first column of the order behind those in ``equal``: low <= value < high.
     low: Any = None
     high: Any = None
@@ -176,6 +192,12 @@ class Pages(NamedTuple):
     def order(self) -> tuple[str, ...]:
         """The columns that give the order, and a place; ``number`` is that of the arrival."""
         return _order(self.table, self.by)
+
+    def check_number(self) -> None:
+        """:raises ValueError: if what its place has in the order of arrival is not a number."""
+        for name, value in zip(self.order, self.after or (), strict=False):
+            if name == "number" and not isinstance(value, int):
+                raise ValueError("not a cursor of this store")
 
     @property
     def given(self) -> int:
@@ -210,7 +232,25 @@ class Context(NamedTuple):
     """Learn the settings of the process that executes. → :class:`~engage.api.StorageContext`."""
 
 
-Step = Get | Under | Add | Put | Delete | Pages | Context
+class Recall(NamedTuple):
+    """Learn what this process remembers from earlier plans. → key → value, in a mapping that must
+    not be changed."""
+
+    topic: str
+
+
+class Remember(NamedTuple):
+    """Let this process remember values when the plan is durable, or forget all at once.
+
+    Only a process that makes all changes may remember anything, and any may forget it.
+    """
+
+    topic: str
+    #: Key → value; None: forget.
+    values: Mapping[Any, Any] | None
+
+
+Step = Get | Under | Add | Put | Delete | Pages | Context | Recall | Remember
 #: What a plan returns when it is called: its steps, and at their end its result.
 Steps = Generator[Step, Any, Result]
 
@@ -277,6 +317,19 @@ def execute(steps: Steps[Result], step: Callable[[Any], Any], context: StorageCo
         while True:
             one = steps.send(answer)
             answer = context if isinstance(one, Context) else step(one)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+async def execute_waiting(
+    steps: Steps[Result], step: Callable[[Any], Awaitable[Any]], context: StorageContext
+) -> Result:
+    """Do what :func:`execute` does, with a function that waits for a server."""
+    answer: Any = None
+    try:
+        while True:
+            one = steps.send(answer)
+            answer = context if isinstance(one, Context) else await step(one)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
 

@@ -35,7 +35,6 @@ For a webhook provider see :class:`ProviderConformance` (:mod:`engage.testing.pr
 ``harness.py``          opens what a plugin registers, and closes it after each test
 ``factories.py``        events, dead letters, records and counters for the tests
 ``memory_store.py``     a storage in memory
-``memory_base.py``      what its classes share
 ``processes.py``        child processes of the tests
 ======================  ===============================================================
 """
@@ -65,6 +64,7 @@ from .storage.dead_letters import DeadLetterTests  # noqa: E402
 from .storage.erasures import ErasureTests  # noqa: E402
 from .storage.events import EventTests  # noqa: E402
 from .storage.failures import FailureTests  # noqa: E402
+from .storage.follows import FollowTests  # noqa: E402
 from .storage.harness import Bench, Subject, on_store  # noqa: E402
 from .storage.identifiers import IdentifierTests  # noqa: E402
 from .storage.processes import ProcessTests  # noqa: E402
@@ -100,6 +100,7 @@ __all__ = [
 class StorageConformance(
     EventTests,
     ScanTests,
+    FollowTests,
     FailureTests,
     ProcessTests,
     ProfileTests,

@@ -10,97 +10,108 @@ storage without profiles or without dead letters.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
 
 from engage import api
-from engage.store import changes
+from engage.store.events import EVENTS
 from engage.store.facade import (
     PlannedChoices,
     PlannedCounts,
+    PlannedEvents,
     PlannedLetters,
     PlannedProfiles,
     PlannedRecords,
     PlannedSuppressions,
 )
 from engage.store.letters import HEADS
+from engage.store.memory import MemoryTables
 from engage.store.profiles import REMOVED, TRAITS
-
-from .memory_base import Memory, Stored, delete, stored
+from engage.store.tables import Plan
 
 __all__ = ["MemoryStore", "Stored", "stored"]
 
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
-class MemoryEvents(Memory, api.EventStore):
-    """Events only."""
 
-    async def write(self, events: Sequence[api.Event]) -> Sequence[api.Outcome]:
+class Stored:
+    """Everything that the stores of one name share."""
+
+    def __init__(self, *, exists: bool = False) -> None:
+        #: Whether a store was created.
+        self.exists = exists
+        #: While it is false, every method raises :class:`~engage.api.StorageUnavailable`.
+        self.available = True
+        self.tables = MemoryTables()
+
+
+_STORED: dict[str, Stored] = {}
+
+
+def stored(name: str) -> Stored:
+    """Return what the stores of a name share; the first call makes it."""
+    return _STORED.setdefault(name, Stored())
+
+
+class Memory:
+    """Opens and closes, and executes plans.
+
+    :param options: ``name``: which stores share what they keep. Without it, the store is the only
+        one of its kind, and it is open from the beginning.
+    """
+
+    def __init__(
+        self, options: Mapping[str, Any] | None = None, context: api.StorageContext | None = None
+    ) -> None:
+        name = (options or {}).get("name")
+        self.context = context or api.StorageContext(base_dir=Path(), identifiers={})
+        self.stored = Stored(exists=True) if name is None else stored(name)
+        self.is_open = name is None
+
+    async def open(self, *, create: bool) -> None:
+        if not self.stored.available:
+            raise api.StorageUnavailable("the store in memory is not available")
+        if not self.stored.exists and not create:
+            raise api.StorageMissing("there is no store in memory of this name")
+        self.stored.exists = self.is_open = True
+
+    async def run(
+        self, plan: Plan[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
+    ) -> Result:
+        return self.contents().tables.execute(plan(*args, **kwargs), self.context)
+
+    read = run
+
+    async def close(self) -> None:
+        self.is_open = False
+
+    async def check(self) -> None:
         self.contents()
-        return [self._write(event) for event in events]
-
-    def _write(self, event: api.Event) -> api.Outcome:
-        texts = (*event.identity, event.user_id, event.anonymous_id, event.name)
-        try:
-            "".join(text for text in texts if text is not None).encode()
-        except UnicodeEncodeError:
-            return api.Outcome(api.Status.REFUSED, reason="an id is not Unicode text")
-        known = self.stored.events.get(event.identity)
-        if event.identity in self.stored.erased:
-            return api.Outcome(api.Status.DUPLICATE, stored=self.stored.erased[event.identity][1])
-        if known is not None:
-            return api.Outcome(api.Status.DUPLICATE, stored=known.body)
-        self.stored.events[event.identity] = event
-        self.apply_changes(event)
-        return api.Outcome(api.Status.STORED)
-
-    async def find(self, workspace_id: str, origin: str, message_id: str) -> api.Event | None:
-        return self.contents().events.get((workspace_id, origin, message_id))
-
-    async def scan(
-        self, wanted: api.EventFilter, *, after: str | None, limit: int
-    ) -> api.Page[api.Event]:
-        return self.contents().events.page(wanted.matches, after, limit)
-
-    async def recent(
-        self, wanted: api.EventFilter, *, before: str | None = None, limit: int
-    ) -> api.Page[api.Event]:
-        return self.contents().events.page(wanted.matches, before, limit, back=True)
-
-    async def expire(self, before: int, *, limit: int, force: bool = False) -> int:
-        events = self.contents().events
-        times = sorted((event.received_at, key) for key, event in events.items())
-        if not times or (times[-1][0] < before and not force):
-            return 0
-        erased = self.contents().erased
-        gone = delete(erased, [key for key, (at, _) in erased.items() if at < before][:limit])
-        limit -= gone
-        return gone + delete(events, [key for at, key in times if at < before][:limit])
-
-    async def erase_events(self, events: Sequence[api.Event], marks: Sequence[bytes]) -> int:
-        known = self.contents()
-        known.erased |= {
-            event.identity: (known.events[event.identity].received_at, mark)
-            for event, mark in zip(events, marks, strict=True)
-            if event.identity in known.events
-        }
-        return delete(known.events, [event.identity for event in events])
 
     async def settle(self) -> bool:
         self.contents()
         return True
 
+    def contents(self) -> Stored:
+        """Return what is stored.
+
+        :raises StorageUnavailable: if the store is closed or not available.
+        """
+        if not self.is_open:
+            raise api.StorageUnavailable("the store in memory is closed")
+        if not self.stored.available:
+            raise api.StorageUnavailable("the store in memory is not available")
+        return self.stored
+
+
+class MemoryEvents(Memory, PlannedEvents):
+    """Events only."""
+
 
 class MemoryProfiles(Memory, PlannedProfiles):
     """Users, visitors and groups, merged from the stored events."""
-
-    def apply_changes(self, event: api.Event) -> None:
-        changed = [*map(changes.encode, api.changes_of(event))]
-        steps = changes.apply([(event, changed)], self.context.identifiers, {}, {})
-        self.dropped_changes += self.stored.tables.execute(steps, self.context).dropped
-
-    async def reapply(self, events: Sequence[api.Event]) -> None:
-        self.contents()
-        for event in events:
-            self.apply_changes(event)
 
 
 class MemorySubscriptions(Memory, PlannedChoices):
@@ -127,12 +138,9 @@ class MemoryVerification(Memory):
     """What only this storage knows of itself."""
 
     async def problems(self) -> AsyncIterator[api.StoreProblem | int]:
-        data = self.contents()
-        traits = data.tables.rows(TRAITS)
-        yield len(data.events) + len(data.tables.rows(HEADS)) + len(traits)
-        for key, event in data.events.items():
-            if key != event.identity:
-                yield api.StoreProblem(what="keys", message=f"{key} leads to {event.identity}")
+        tables = self.contents().tables
+        traits = tables.rows(TRAITS)
+        yield len(tables.rows(EVENTS)) + len(tables.rows(HEADS)) + len(traits)
         for _, _, name, trait, _, value, *_, size in traits:
             if size and value == REMOVED:
                 yield api.StoreProblem(what="sizes", message=f"{name}: of no trait {trait}")

@@ -8,6 +8,7 @@
 ``budgets.py``          computes how full the budgets of dead letters are
 ``dropped_changes.py``  reports the changes of profiles that a limit dropped
 ``export.py``           reads the records of a store as JSON
+``cursor_file.py``      a file that says up to which event an export has written
 ``copy.py``             copies everything in one store to another
 ``copy_records.py``     copies the console's data: keys, audit and counters
 ``copy_report.py``      the report of a copy, and its comparison of records

@@ -132,6 +132,9 @@ class Selection:
     user: str | None = None
     #: The cursor up to which an earlier export of the same selection has read.
     after: str | None = None
+    #: Of events: go on from ``after`` without missing any, see :meth:`EventStore.follow`, and call
+    #: this with each cursor when the records before it were taken.
+    on_cursor: Callable[[str], None] | None = None
 
     def includes(self, item: Any) -> bool:
         """Return whether a record matches ``since`` and ``user``, if they apply to its kind."""
@@ -242,12 +245,32 @@ async def _items(
             workspace_id=first, since=wanted.since, type=wanted.type, user_id=wanted.user
         )
     scan = functools.partial(getattr(store, KINDS[kind].scan), first)
+    if wanted.on_cursor is not None:
+        scan = functools.partial(_follow, store, first, wanted.on_cursor)
     if kind == "subscription-history":
         whose = None if wanted.user is None else Subject(Kind.USER, wanted.user)
         scan = functools.partial(scan, whose, since=wanted.since or 0)
     async for item in all_pages(scan, wanted.after):
         if wanted.includes(item):
             yield item
+
+
+async def _follow(
+    store: EventStore,
+    wanted: EventFilter,
+    on_cursor: Callable[[str], None],
+    *,
+    after: str | None,
+    limit: int,
+) -> Page[Event]:
+    if after is not None:
+        on_cursor(after)
+    page = await store.follow(after=after, since=wanted.since, limit=limit)
+    if page is None:
+        raise EngageError("the configured storage does not promise an order to go on from")
+    if page.cursor == after:
+        return page
+    return Page([event for event in page.items if wanted.matches(event)], page.cursor)
 
 
 def _at(item: Any) -> int:

@@ -5,14 +5,15 @@
 ``store.py``          the interface that the core calls: opening, readiness, the work left for later
 ``writer.py``         storing events with their changes, and completing writes that a crash cut off
 ``events.py``         the collection of events
-``profiles.py``       applying the changes of events to profiles
-``people.py``         reading profiles: whom a visitor belongs to, and deleting old visitors
-``identifiers.py``    users and visitors by the value of a trait, and when each first had it
+``arrivals.py``       the journal of arrivals: an order of events that is final
+``profiles.py``       applying the changes of events to profiles, and deleting old visitors
+``people.py``         plans that read profiles: their steps as queries
+``identifiers.py``    the values by which users and visitors are found, and since when each has one
 ``changes.py``        the profile changes of one write, folded, as update statements
 ``subscriptions.py``  subscription choices and their history, and the upgrade of version 1
-``suppressions.py``   suppressed addresses
-``dead_letters.py``   dead letters and their budgets
-``records.py``        records: small things that all processes share
+``steps.py``          plans: their steps as queries and updates
+``tables.py``         how the rows of plans are documents
+``totals.py``         rows that are sums over documents
 ``counts.py``         counters per minute and hour
 ``paging.py``         pages of a collection, and its oldest documents
 ``documents.py``      events as documents, keys that MongoDB cannot hold, ids

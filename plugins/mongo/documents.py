@@ -221,7 +221,7 @@ class Sequencer:
 
     def __init__(self) -> None:
         self._last = 0
-        self._process = os.urandom(5)
+        self.process = os.urandom(5)
 
     def __call__(self, after: ObjectId | None = None) -> ObjectId:
         """Return the next value.
@@ -232,7 +232,7 @@ class Sequencer:
         if after is not None:
             self._last = max(self._last, int.from_bytes(after.binary[:7], "big"))
         self._last = max(self._last + 1, time.time_ns() // 1000)
-        return ObjectId(self._last.to_bytes(7, "big") + self._process)
+        return ObjectId(self._last.to_bytes(7, "big") + self.process)
 
 
 # ------------------------------------------------------------------------------------------- values

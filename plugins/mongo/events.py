@@ -86,14 +86,14 @@ class Events:
             await self._connection.update(EVENTS, statements)
         return len(statements)
 
-    async def stored(self, ids: Sequence[str]) -> dict[str, tuple[Event, str | None]]:
-        """Return the stored events among these ids: id → event, and its mark if it has one. To be
-        called within :meth:`Connection.calling`.
-        """
+    async def stored(self, ids: Sequence[str]) -> dict[str, tuple[Event, str | None, ObjectId]]:
+        """Return the stored events among these ids: id → event, its mark if it has one, and its
+        ``_seq``. To be called within :meth:`Connection.calling`."""
         found = {}
         for chunk in self._connection.chunks(ids):
             async for document in self._connection.db[EVENTS].find({"_id": any_of(chunk)}):
-                found[document["_id"]] = (decode_event(document), document.get("_mark"))
+                mark, seq = document.get("_mark"), document["_seq"]
+                found[document["_id"]] = (decode_event(document), mark, seq)
         return found
 
     async def scan(self, wanted: EventFilter, *, after: str | None, limit: int) -> Page[Event]:

@@ -15,6 +15,8 @@ from .documents import any_of, in_workspace
 
 Item = TypeVar("Item")
 
+#: Documents that are read at once for work that goes on behind them.
+STEP: Final = 200
 #: A page ends early when its documents are this large.
 _MAX_BYTES: Final = 32 * 1024 * 1024
 

@@ -1,474 +1,385 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading users, visitors and groups: whom a visitor belongs to is decided here.
+"""The steps that read people. Their rows are not documents, as those of other tables are.
 
-Each page needs a constant number of queries: the links of its users, the visitors with these ids,
-the first link of each, and the documents of the visitors that count.
+The document of a user, visitor or group has its profile and its traits, also in the form in which
+they are looked up. What one step reads of it serves the next ones of the plan. The claims have
+since when somebody has a value. Links and memberships are not counted.
 """
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import functools
-import itertools
 import operator
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
+import orjson
 from bson.datetime_ms import DatetimeMS
 
-from engage.api import (
+from engage import api
+from engage.api import MAX_TIME, MAX_USERS, StorageContext, identifier_value
+from engage.store.profiles import (
+    CLAIMS,
+    GROUP,
+    IDENTIFIER_HEADS,
+    IDENTIFIERS,
+    KIND_OF,
+    KINDS,
+    LINKS,
+    MEMBERSHIPS,
+    PROFILES,
     REMOVED,
-    TRUSTED,
-    GroupProfile,
-    Kind,
-    Page,
-    ProfileLimits,
-    Registers,
-    Subject,
-    UserProfile,
-    Version,
-    Versioned,
-    VisitorProfile,
-    certain_of,
-    merge,
-    visitor_of,
-    winner,
+    TRAITS,
+    USER,
+    VALUES,
+    VISITOR,
+    LinkRow,
+    Person,
 )
+from engage.store.tables import Get, Key, Page, Pages, Row, Under
 
+from . import schema
 from .connection import BATCH, Connection
 from .documents import (
     any_of,
+    below,
     escape_key,
     identifier_field,
-    is_text,
     link_version,
-    registers_of,
     scoped_id,
-    subject_id,
     trait_value,
+    unescape_key,
     version_of,
 )
-from .paging import beyond, id_after, read_page
-from .schema import LINKS, PLACES, SUBSCRIPTIONS, USERS, VISITORS
+from .identifiers import Claim, claim_id, held_by
+from .paging import STEP, beyond, id_after, read_page
 
-#: Users that are read at once, with their registers, links and memberships.
-STEP: Final = 200
-#: How many times that many visitors are examined at most for a write, so that some of those without
-#: an identifier give way to new ones, and as many again for those with one.
-_SEARCHES: Final = 5
+Document = Mapping[str, Any]
+#: Orders those who have a value: time, and the ``_id`` of the claim; and the name.
+_Age = tuple[int, str, str]
 
-_TIMES: Final = ("createdAt", "updatedAt", "firstChoiceAt", "lastChoiceAt")
-_LINK: Final = {"anonymousId": 1, "user": 1, "first": 1}
+_PLACES: Final = {number: schema.PLACES[kind] for number, kind in KIND_OF.items()}
+_TIMES: Final = ("createdAt", "updatedAt", "firstChoiceAt", "lastChoiceAt", "changedAt")
+_CLAIM: Final = {"userId": 1, "visitor": 1, "at": 1}
 #: The links that no operator undid.
 _COUNTS: Final = {"decision.v": {"$ne": False}}
+#: The order in which the index of an identifier has the users.
+_ORDER: Final = [("createdAt", 1), ("_id", 1)]
+#: Pages of claims that are read to find the oldest of very many users: so many users may have had
+#: the value earlier and not have it now. Then the order is that of ``createdAt``.
+_CLAIM_PAGES: Final = 20
 
 
-@dataclasses.dataclass(slots=True)
-class Person:
-    """A user with the visitors that belong to it."""
+class PeopleSteps:
+    """Executes the steps of a plan that read people."""
 
-    document: Mapping[str, Any]
-    #: All that are linked, and of these the ids of its visitors, in the order of their links.
-    anonymous_ids: list[str]
-    visitor_ids: list[str]
-
-
-class People:
-    """Reads profiles, and deletes visitors.
-
-    :param limits: of users.
-    :param identifiers: workspace id → the traits by which its users are looked up.
-    """
-
-    def __init__(
-        self,
-        connection: Connection,
-        limits: ProfileLimits,
-        identifiers: Mapping[str, Collection[str]],
-    ) -> None:
+    def __init__(self, connection: Connection, context: StorageContext) -> None:
         self._connection = connection
-        self._limits = limits
-        self._identifiers = identifiers
-        self._readers: Mapping[Kind, Callable[[str, Sequence[Mapping[str, Any]]], Any]] = {
-            Kind.USER: self._users,
-            Kind.VISITOR: self._visitors,
-            Kind.GROUP: self._groups,
-        }
-        #: Where :meth:`expire` continues, and :meth:`make_room` by workspace, and whether for
-        #: visitors with identifiers.
-        self._expired: dict[tuple[str, bool] | None, list[dict[str, Any]]] = {}
+        self._context = context
+        #: Rows of :data:`TRAITS` that were read with profiles.
+        self._traits: dict[Key, list[Row]] = {}
+        #: The traits of so many people are kept: of all of a page, and of some others.
+        self._most_kept = BATCH
+        #: Whether the plan reads a page of all people.
+        self._is_scan = False
 
-    # ------------------------------------------------------------------- who belongs to whom
-    async def _known(self, kind: Kind, workspace: str, names: Collection[str]) -> set[str]:
-        """Return which ids are those of users, or of visitors."""
-        place, ids = PLACES[kind], [scoped_id(workspace, name) for name in names]
-        return {
-            one[place.name]
-            for one in await self._connection.read(place.subjects, ids, {place.name: 1})
-        }
+    async def execute(self, step: Any) -> Any:
+        """Execute a step, and return its result."""
+        method = self._EXECUTE[type(step), step.table.name]
+        self._is_scan |= isinstance(step, Pages) and not step.by
+        with self._connection.calling(scan=self._is_scan):
+            return await method(self, step)
 
-    async def _first_links(self, workspace: str, names: Collection[str]) -> dict[str, str]:
-        """Return the user of the first link that counts: anonymous id → user id."""
-        found: dict[str, str] = {}
-        start = len(scoped_id(workspace, ""))
-        order = [("anonymousId", 1), ("first", 1), ("user", 1)]
-        query: dict[str, Any] = {"workspaceId": workspace, **_COUNTS}
-        for chunk in self._connection.chunks(names):
-            left = set(chunk)
-            # Anyone can link an anonymous id to very many users: such an id needs another turn.
-            while left:
-                query["anonymousId"], limit = any_of(list(left)), BATCH + len(left)
-                cursor = self._connection.db[LINKS].find(query, _LINK).sort(order).limit(limit)
-                links = await cursor.to_list(None)
-                for link in links:
-                    if link["anonymousId"] in left and link_version(link) is not None:
-                        found[link["anonymousId"]] = link["user"][start:]
-                    left.discard(link["anonymousId"])
-                if len(links) < limit:
-                    break
-        return found
+    async def _read(
+        self, people: Collection[Key], fields: Mapping[str, int] | None, *, members: bool = False
+    ) -> AsyncIterator[tuple[Any, Document]]:
+        """Read the documents of people, or of their memberships: not all at once, which may be
+        large."""
+        for kind, place in _PLACES.items():
+            whose = {scoped_id(one[0], one[-1]): one for one in people if one[1] == kind}
+            ids = [*whose]
+            collection, by = place.subjects, "_id"
+            if members:
+                collection, by = place.memberships, KIND_OF[kind].value
+            for start in range(0, len(ids), BATCH):
+                some = ids[start : start + BATCH]
+                for one in await self._connection.read(collection, some, fields, by=by):
+                    yield whose[one[by]], one
 
-    async def links_to(self, workspace_id: str, anonymous_id: str) -> list[tuple[str, int]]:
-        """Return the links to an anonymous id that count; see :meth:`ErasureStore.links_to`."""
-        if not is_text(anonymous_id):
-            return []
-        of_id: dict[str, Any] = {"workspaceId": workspace_id, "anonymousId": anonymous_id}
-        with self._connection.calling() as db:
-            cursor = db[LINKS].find({**of_id, **_COUNTS}, _LINK).sort([("first", 1), ("user", 1)])
-            links = await cursor.limit(BATCH).to_list(None)
-        start = len(scoped_id(workspace_id, ""))
-        versions = [(link["user"][start:], link_version(link)) for link in links]
-        return [(user, max(0, first[0])) for user, first in versions if first is not None]
+    # ------------------------------------------------------------------- profiles and traits
+    def _profile(self, step: Get | Pages, person: Person, document: Document) -> Row:
+        """Return the row of a document, and keep its traits, if the step wants them."""
+        times = [document.get(name) for name in _TIMES]
+        row: Row = (*person, *[None if time is None else int(time) for time in times], -1, -1)
+        if "traits" not in step.table.columns:
+            return row
+        traits = self._registers(person, document)
+        self._most_kept += isinstance(step, Pages)
+        if len(self._traits) < self._most_kept:
+            self._traits[person] = traits
+        sizes = [size for *_, size in traits]
+        return (*row, sum(map(bool, sizes)), sum(sizes), document["_id"])
 
-    async def linked_to(self, workspace_id: str, user_id: str) -> list[str]:
-        """Return the anonymous ids of a user; see :meth:`ErasureStore.linked_to`."""
-        if not is_text(user_id):
-            return []
-        ids = [scoped_id(workspace_id, user_id)]
-        with self._connection.calling():
-            links = await self._connection.read(LINKS, ids, _LINK, by="user", **_COUNTS)
-        return [one["anonymousId"] for one in links if link_version(one) is not None]
+    def _registers(self, person: Person, document: Document) -> list[Row]:
+        """Return the rows of the traits of a document."""
+        identifiers = self._context.identifiers.get(person[0], ()) if person[1] != GROUP else ()
+        size_of = self._context.profile_limits.size
+        rows = []
+        for key, register in document.get("traits", {}).items():
+            trait, value = unescape_key(key), trait_value(register)
+            if value is api.REMOVED:
+                encoded, size = REMOVED, 0
+            else:
+                encoded, size = orjson.dumps(value), size_of(trait, value, identifiers)
+            message_id, origin, at = register["m"], register["o"], int(register["t"])
+            rows.append((*person, trait, at, encoded, message_id, origin, size))
+        return rows
 
-    async def owners(self, workspace: str, names: Collection[str]) -> dict[str, str]:
-        """Return the user, of those that exist, that each anonymous id belongs to.
+    async def _get_profiles(self, step: Get) -> dict[Key, Row]:
+        fields = None if "traits" in step.table.columns else dict.fromkeys(_TIMES, 1)
+        people = self._read(step.keys, fields)
+        return {person: self._profile(step, person, one) async for person, one in people}
 
-        To be called within :meth:`Connection.calling`, as the other methods that say nothing else.
-        """
-        firsts = await self._first_links(workspace, names)
-        existing = await self._known(Kind.USER, workspace, {*firsts.values()})
-        return {name: user for name, user in firsts.items() if user in existing}
+    async def _page_of_profiles(self, step: Pages) -> Page:
+        if step.by:
+            return await self._beginning(step)
+        equal: Mapping[str, Any] = step.equal
+        kind, place = equal["kind"], _PLACES[equal["kind"]]
+        query = id_after(equal.get("workspace"), *(step.after or (None,)))
+        cursor = self._connection.db[place.subjects].find(query).sort([("_id", 1)])
+        found, last = await read_page(cursor, step.limit, _sized)
+        people = [(one["workspaceId"], kind, one[place.name]) for one in found]
+        rows = [*map(functools.partial(self._profile, step), people, found)]
+        return Page(rows, (found[-1]["_id"],) if found else step.after, last is not None)
 
-    async def _belonging(
-        self, workspace: str, documents: Sequence[Mapping[str, Any]]
-    ) -> list[Person]:
-        """Return users without what is stored of their visitors."""
-        links: dict[str, list[tuple[Version, str]]] = {}
-        ids = [one["_id"] for one in documents]
-        for link in await self._connection.read(LINKS, ids, _LINK, by="user", **_COUNTS):
-            if (version := link_version(link)) is not None:
-                links.setdefault(link["user"], []).append((version, link["anonymousId"]))
-        names = {name for found in links.values() for _, name in found}
-        visitors = await self._known(Kind.VISITOR, workspace, names)
-        firsts = await self._first_links(workspace, visitors)
-        people = []
-        for document in documents:
-            linked = [name for _, name in sorted(links.get(document["_id"], ()))]
-            own = [name for name in linked if firsts.get(name) == document["userId"]]
-            people.append(Person(document, linked, own))
-        return people
+    async def _beginning(self, step: Pages) -> Page:
+        """Read whose ids, or values of an identifier, are between bounds."""
+        equal: Mapping[str, Any] = step.equal
+        workspace, kind, trait = equal["workspace"], equal["kind"], equal.get("trait")
+        place, field = _PLACES[kind], "_id" if trait is None else identifier_field(trait)
+        start, low, high = (scoped_id(workspace, end) for end in ("", step.low, step.high))
+        fields = {place.name: 1, field: 1}
+        cursor = self._connection.db[place.subjects].find({field: {"$gte": low}}, fields)
+        rows = []
+        for one in await cursor.sort([(field, 1)]).limit(step.limit).to_list(None):
+            value = functools.reduce(operator.getitem, field.split("."), one)
+            # Servers order letters in different ways, and all of them put these next to each other.
+            if not low <= value < high:
+                break
+            row = (workspace, kind, one[place.name], trait, value.removeprefix(start))
+            rows.append(row[: len(step.table.columns)])
+        return Page(rows, None, more=False)
 
-    async def visitors_of(self, workspace: str, names: Iterable[str]) -> dict[str, list[str]]:
-        """Return the ids of those of some users that exist, with those of their visitors."""
-        ids = [scoped_id(workspace, name) for name in names]
-        users = await self._connection.read(USERS, ids, {"userId": 1})
-        people = await self._belonging(workspace, users)
-        return {one.document["userId"]: one.visitor_ids for one in people}
+    async def _under_traits(self, step: Under) -> dict[Key, list[Row]]:
+        width = len(step.table.columns)
+        # A plan reads them once.
+        found = {one: self._traits.pop(one) for one in step.prefixes if one in self._traits}
+        async for person, one in self._read({*step.prefixes} - found.keys(), {"traits": 1}):
+            found[person] = self._registers(person, one)
+        return {one: [row[:width] for row in found.get(one, ())] for one in step.prefixes}
 
-    async def values(self, workspace: str, names: Iterable[str], trait: str) -> dict[str, Any]:
-        """Return the ids of those of some users that exist, with the value of an identifier."""
-        ids = [scoped_id(workspace, name) for name in names]
-        documents = await self._connection.read(USERS, ids, _fields(Kind.USER, trait))
-        people = await self._belonging(workspace, documents)
-        stored = await self._stored(workspace, people, trait)
-        return {user.id: winner(trait, user, own, self._limits) for user, own in stored}
+    async def _get_traits(self, step: Get) -> dict[Key, Row]:
+        found = {one: self._traits.get(one) for one in {key[:-1] for key in step.keys}}
+        fields = {f"traits.{escape_key(trait)}": 1 for *_, trait in step.keys}
+        async for person, one in self._read([one for one in found if found[one] is None], fields):
+            found[person] = self._registers(person, one)
+        keys, width = {*step.keys}, len(step.table.columns)
+        rows = {row[: VALUES.key]: row[:width] for some in found.values() for row in some or ()}
+        return {key: row for key, row in rows.items() if key in keys}
 
-    async def _stored(
-        self, workspace: str, people: Sequence[Person], trait: str | None = None
-    ) -> list[tuple[Registers, list[Registers]]]:
-        """Return what is stored of each user itself, and of the visitors that are merged.
-
-        :param trait: only this trait is read, and no memberships.
-        """
-        own = [person.visitor_ids[: self._limits.user_visitors] for person in people]
-        ids = [scoped_id(workspace, name) for names in own for name in names]
-        visitors = await self._connection.read(VISITORS, ids, _fields(Kind.VISITOR, trait))
-        users, registers = await asyncio.gather(
-            self._registers(Kind.USER, [person.document for person in people], trait),
-            self._registers(Kind.VISITOR, visitors, trait),
-        )
-        by_id = {one.id: one for one in registers}
-        return [
-            (user, [by_id[name] for name in names if name in by_id])
-            for user, names in zip(users, own, strict=True)
-        ]
-
-    async def _registers(
-        self, kind: Kind, documents: Sequence[Mapping[str, Any]], trait: str | None = None
-    ) -> list[Registers]:
-        """Return what is stored, with the memberships."""
-        groups: dict[str, dict[str, Versioned]] = {}
-        place, owner = PLACES[kind], kind.value
-        fields = {owner: 1, "groupId": 1, "assigned": 1}
-        ids = [one["_id"] for one in documents] if trait is None else []
-        for one in await self._connection.read(place.memberships, ids, fields, by=owner):
+    # ------------------------------------------------------------------ memberships and links
+    async def _under_memberships(self, step: Under) -> dict[Key, list[Row]]:
+        found: dict[Key, list[Row]] = {person: [] for person in step.prefixes}
+        async for person, one in self._read(step.prefixes, None, members=True):
             register = one["assigned"]
-            groups.setdefault(one[owner], {})[one["groupId"]] = (
-                *version_of(register),
-                register["v"],
-            )
-        found = []
-        for one in documents:
-            times = [int(one[name]) for name in _TIMES if name in one]
-            found.append(
-                Registers(
-                    id=one[place.name],
-                    created_at=min(times),
-                    updated_at=max(times),
-                    traits=registers_of(one),
-                    groups=groups.get(one["_id"], {}),
-                    decode=trait_value,
-                )
-            )
+            row = (*person, one["groupId"], *version_of(register), int(register["v"]))
+            found[person].append(row)
         return found
 
-    # -------------------------------------------------------------------------------- reading
-    async def _find(self, kind: Kind, workspace_id: str, name: str) -> Any:
-        """Return a profile, or ``None`` if it does not exist."""
-        with self._connection.calling():
-            key = scoped_id(workspace_id, name)
-            documents = await self._connection.read(PLACES[kind].subjects, [key])
-            found = await self._readers[kind](workspace_id, documents)
-        return found[0] if found else None
-
-    find = functools.partialmethod(_find, Kind.USER)
-    visitor = functools.partialmethod(_find, Kind.VISITOR)
-
-    async def certain(self, workspace_id: str, user_id: str) -> Mapping[str, str | None]:
-        """Return the identifiers of a user that no visitor set, with those that are certain."""
-        declared = self._identifiers.get(workspace_id, ())
-        names = [name for trait in declared for name in (trait, f"{TRUSTED}:{trait}")]
-        fields = {f"traits.{escape_key(name)}": 1 for name in names}
-        with self._connection.calling():
-            key = scoped_id(workspace_id, user_id)
-            for user in await self._connection.read(USERS, [key], fields):
-                own = {n: trait_value(found) for n, (*_, found) in registers_of(user).items()}
-                there = [name for name, value in own.items() if value is not REMOVED]
-                return {**dict.fromkeys(there), **certain_of(own, declared)}
-        return {}
-
-    async def forget_vouched(self) -> None:
-        """Remove the traits that only engage sets: clients could set them in earlier versions."""
-        declared = {name for names in self._identifiers.values() for name in names}
-        names = [TRUSTED, *(f"{TRUSTED}:{name}" for name in sorted(declared))]
-        fields = [f"traits.{escape_key(name)}" for name in names]
-        for collection in (USERS, VISITORS):
-            with self._connection.calling(scan=True) as db:
-                wanted = {"$or": [{field: {"$exists": True}} for field in fields]}
-                await db[collection].update_many(wanted, {"$unset": dict.fromkeys(fields, "")})
-
-    async def _users(
-        self, workspace: str, documents: Sequence[Mapping[str, Any]]
-    ) -> list[UserProfile]:
-        names, limits = self._identifiers.get(workspace, ()), self._limits
-        found: list[UserProfile] = []
-        people = await self._belonging(workspace, documents)
-        counts = itertools.accumulate(len(one.visitor_ids) for one in people)
-        # Thousands of visitors would not fit into memory at once.
-        for _, part in itertools.groupby(
-            zip(counts, people, strict=True), lambda one: one[0] // BATCH
-        ):
-            some = [person for _, person in part]
-            for one, stored in zip(some, await self._stored(workspace, some), strict=True):
-                user, visitors = stored
-                found.append(merge(workspace, user, one.anonymous_ids, visitors, limits, names))
+    async def _under_links(self, step: Under) -> dict[Key, list[Row]]:
+        if step.by:
+            return await self._first_links(step)
+        found: dict[Key, list[Row]] = {user: [] for user in step.prefixes}
+        ids = [scoped_id(workspace, name) for workspace, _, name in found]
+        for one in map(_link, await self._connection.read(schema.LINKS, ids, by="user")):
+            found[one[: PROFILES.key]].append(one)
         return found
 
-    async def _visitors(
-        self, workspace: str, documents: Sequence[Mapping[str, Any]]
-    ) -> list[VisitorProfile]:
-        owners, visitors = await asyncio.gather(
-            self.owners(workspace, [one["anonymousId"] for one in documents]),
-            self._registers(Kind.VISITOR, documents),
-        )
-        return [visitor_of(workspace, one, owners.get(one.id)) for one in visitors]
+    async def _first_links(self, step: Under) -> dict[Key, list[Row]]:
+        """Return the first link that counts of each visitor."""
+        found: dict[Key, list[Row]] = {visitor: [] for visitor in step.prefixes}
+        order = [("anonymousId", 1), ("first", 1), ("user", 1)]
+        for workspace in {workspace for workspace, _ in found}:
+            names = [name for space, name in found if space == workspace]
+            for chunk in self._connection.chunks(names):
+                left = {*chunk}
+                # Anyone can link an anonymous id to very many users: it needs another turn.
+                while left:
+                    query = {"workspaceId": workspace, "anonymousId": any_of([*left]), **_COUNTS}
+                    limit = BATCH + len(left)
+                    cursor = self._connection.db[schema.LINKS].find(query).sort(order).limit(limit)
+                    links = [*map(_link, await cursor.to_list(None))]
+                    for link in links:
+                        if link.anonymous_id in left and link.counts:
+                            found[link.visitor].append(link)
+                        left.discard(link.anonymous_id)
+                    if len(links) < limit:
+                        break
+        return found
 
-    async def _groups(
-        self, workspace: str, documents: Sequence[Mapping[str, Any]]
-    ) -> list[GroupProfile]:
-        return [
-            GroupProfile(
-                workspace_id=workspace,
-                group_id=one["groupId"],
-                traits={n: trait_value(found) for n, (*_, found) in registers_of(one).items()},
-            )
-            for one in documents
-        ]
+    async def _page_of_links(self, step: Pages) -> Page:
+        links, equal = self._connection.db[schema.LINKS], step.equal
+        if step.by:
+            query = {"workspaceId": equal["workspace"], "anonymousId": equal["anonymous_id"]}
+            cursor = links.find({**query, **_COUNTS}).sort([("first", 1), ("user", 1)])
+            rows = map(_link, await cursor.limit(step.limit).to_list(None))
+            return Page([one for one in rows if one.counts], None, more=False)
+        query = id_after(None, step.after[0] if step.after else None)
+        cursor = links.find(query).sort([("_id", 1)])
+        found, last = await read_page(cursor, step.limit, lambda one: (one, 0))
+        place = (found[-1]["_id"], found[-1]["anonymousId"]) if found else step.after
+        return Page([*map(_link, found)], place, last is not None)
 
-    async def users_beginning(
-        self, workspace_id: str, text: str, *, trait: str | None = None, limit: int
-    ) -> Sequence[str]:
-        """Return the ids of users of which the id, or an identifier, has a beginning."""
-        if not is_text(text):
-            return ()
-        first = scoped_id(workspace_id, text)
-        field = "_id" if trait is None else identifier_field(trait)
-        with self._connection.calling() as db:
-            cursor = db[USERS].find({field: {"$gte": first}}, {"userId": 1, field: 1})
-            documents = await cursor.sort([(field, 1)]).limit(limit).to_list(None)
-        # Servers order letters in different ways, and all of them put these next to each other.
-        found = itertools.takewhile(
-            lambda one: functools.reduce(operator.getitem, field.split("."), one).startswith(first),
-            documents,
-        )
-        return [document["userId"] for document in found]
+    # ---------------------------------------------------------------------------- identifiers
+    async def _get_identifiers(self, step: Get) -> dict[Key, Row]:
+        assert step.table.columns == IDENTIFIER_HEADS.columns, "times are in the claims"
+        rows = await self._get_traits(Get(VALUES, step.keys))
+        values = {key: value for key, (*_, value) in rows.items() if value != REMOVED}
+        forms = {key: identifier_value(key[-1], orjson.loads(one)) for key, one in values.items()}
+        return {key: (*key, form) for key, form in forms.items() if form is not None}
 
-    async def _scan(
-        self, kind: Kind, workspace_id: str | None, *, after: str | None, limit: int
-    ) -> Page[Any]:
-        """Return a page of profiles."""
-        items: list[Any] = []
-        with self._connection.calling(scan=True) as db:
-            query = id_after(workspace_id, after)
-            cursor = db[PLACES[kind].subjects].find(query).sort([("_id", 1)])
-            documents, last = await read_page(cursor, limit, _sized)
-            for workspace, part in parts(documents):
-                items += await self._readers[kind](workspace, part)
-        return Page(items, None if last is None else last["_id"])
+    async def _under_claims(self, step: Under) -> dict[Key, list[Row]]:
+        found: dict[Key, list[Row]] = {prefix: [] for prefix in step.prefixes}
+        for kind, place in _PLACES.items():
+            whose = [(one, name, trait) for one, of, name, trait in found if of == kind]
+            paths = [claim_id(*one, "").removesuffix(":") for one in whose]
+            for start in range(0, len(paths), STEP):
+                query = {"$or": [{"_id": below(path)} for path in paths[start : start + STEP]]}
+                for one in await self._connection.db[place.claims].find(query).to_list(None):
+                    name, trait, value = held_by(one)
+                    key = (one["workspaceId"], kind, name, trait)
+                    found[key].append((*key, value, int(one["at"])))
+        return found
 
-    scan_users = functools.partialmethod(_scan, Kind.USER)
-    scan_visitors = functools.partialmethod(_scan, Kind.VISITOR)
-    scan_groups = functools.partialmethod(_scan, Kind.GROUP)
+    async def _page_of_identifiers(self, step: Pages) -> Page:
+        equal: Mapping[str, Any] = step.equal
+        if "value" not in equal:
+            return await self._beginning(step)
+        workspace, trait, value = (equal[name] for name in ("workspace", "trait", "value"))
+        rows, place = list[Row](), step.after
+        *_, first, at, key = step.after or (USER, None, None)
+        after = None if at is None else (at, key)
+        for kind in (USER, VISITOR):
+            if not first <= kind == equal.get("kind", kind):
+                continue
+            claim = Claim(KIND_OF[kind], workspace, "", trait, value)
+            ages, last = await self._having(claim, after if kind == first else None, step.limit)
+            for at, key, name in ages:
+                rows.append((workspace, kind, name, trait, value, at))
+                place = (workspace, trait, value, kind, *min((at, key), last or (at, key)))
+                if len(rows) == step.limit:
+                    return Page(rows, place, more=True)
+            if last is not None:
+                return Page(rows, (workspace, trait, value, kind, *last), more=True)
+        return Page(rows, place, more=False)
 
-    # ------------------------------------------------------------------------------- expiring
-    async def expire(self, before: int, *, limit: int) -> int:
-        """Delete visitors that belong to nobody, have no choice and were not changed since, and
-        return how many.
-        A call that reaches the limit is continued by the next one."""
-        bounds = {"changedAt": {"$lt": DatetimeMS(before)}}
-        deleted, more = 0, True
-        while more and deleted < limit:
-            with self._connection.calling():
-                gone, more = await self._expire(None, bounds, limit - deleted, BATCH)
-            deleted += gone
-        return deleted
+    async def _having(
+        self, claim: Claim, after: tuple[int, str] | None, limit: int
+    ) -> tuple[list[_Age], tuple[int, str] | None]:
+        """Return those who have a value, oldest claim first.
 
-    async def make_room(self, workspace: str, wanted: int, kept: Collection[str]) -> int:
-        """Delete visitors that only public keys made, and that may expire: those without an
-        identifier first, and of these the least recently changed. To be called within
-        :meth:`Connection.calling`.
-
-        :param wanted: how many are to be deleted.
-        :param kept: anonymous ids of visitors that stay.
-        :return: how many were deleted.
+        :param claim: a claim of the value by any of them.
+        :param after: only those behind this place, if there are many.
+        :return: with the place behind them, if there may be more.
         """
-        trusted = escape_key(TRUSTED)
-        fields = [identifier_field(name) for name in self._identifiers.get(workspace, ())]
-        fields.append(f"traits.{trusted}.t")
-        deleted = 0
-        for identified in [False] * _SEARCHES + [True] * _SEARCHES:
+        place, db = _PLACES[KINDS[claim.kind]], self._connection.db
+        query: dict[str, Any] = {identifier_field(claim.trait): claim.form}
+        fields = {place.name: 1, "createdAt": 1}
+        holders = functools.partial(db[place.subjects].find, projection=fields, sort=_ORDER)
+        first = await holders(query, limit=MAX_USERS + 1).to_list(None)
+        if len(first) <= MAX_USERS:
+            ages = sorted(await self._ages(claim, first))
+            return [one for one in ages if after is None or one[:2] > after], None
+        found, most = dict[str, _Age](), max(limit, MAX_USERS)
+        is_behind = is_all = after is not None and after[0] > MAX_TIME
+        for _ in range(0 if is_behind else _CLAIM_PAGES):
+            rest = {} if after is None else beyond("at", DatetimeMS(after[0]), after[1])
+            cursor = db[place.claims].find({"held": claim.held, **rest}, _CLAIM)
+            claims = await cursor.sort([("at", 1), ("_id", 1)]).limit(most).to_list(None)
+            times: dict[str, tuple[int, str]] = {}
+            for one in claims:
+                after = (int(one["at"]), one["_id"])
+                owner = one.get("visitor") or scoped_id(claim.workspace, one["userId"])
+                times.setdefault(owner, after)
+            there = await self._connection.read(place.subjects, times, fields, **query)
+            names = {one["_id"]: one[place.name] for one in there}
+            for owner in filter(names.__contains__, times):
+                found.setdefault(names[owner], (*times[owner], names[owner]))
+            if is_all := len(claims) < most:
+                break
+            if len(found) >= limit:
+                return [*found.values()], after
+        if is_behind and after is not None:
+            query |= beyond("createdAt", DatetimeMS(after[0] - 2 * MAX_TIME), after[1])
+        documents = await holders(query, limit=most).to_list(None)
+        others = [one for one in documents if one[place.name] not in found]
+        ages = sorted(await self._ages(claim, others))
+        if not is_all:
+            return [*found.values(), *(one for one in ages if after and one[:2] > after)], after
+        last = _unclaimed(documents[-1], "_id")[:2] if len(documents) == most else None
+        return [*found.values(), *(one for one in ages if one[0] > MAX_TIME)], last
 
-            def gives_way(one: Mapping[str, Any], identified: bool = identified) -> bool:
-                traits = one.get("traits", {})
-                ours = one["workspaceId"] == workspace and one["anonymousId"] not in kept
-                return ours and trusted not in traits and any(traits.values()) is identified
+    async def _ages(self, claim: Claim, documents: Sequence[Document]) -> Collection[_Age]:
+        """Return the ages of those who have a value."""
+        place = _PLACES[KINDS[claim.kind]]
+        ages, keys = dict[str, _Age](), dict[str, str]()
+        for document in documents:
+            name = document[place.name]
+            one = dataclasses.replace(claim, user=name)
+            keys[one.key] = keys[one.late_key] = name
+            ages[name] = _unclaimed(document, place.name)
+        for stored in await self._connection.read(place.claims, keys, {"held": 1, "at": 1}):
+            # A late claim may belong to another value.
+            if stored["held"] == claim.held:
+                name = keys[stored["_id"]]
+                ages[name] = min(ages[name], (int(stored["at"]), stored["_id"], name))
+        return ages.values()
 
-            place, left = (workspace, identified), wanted - deleted
-            if left > 0:
-                gone, _ = await self._expire(place, {}, left, STEP, gives_way, fields)
-                deleted += gone
-        return deleted
-
-    async def _expire(
-        self,
-        place: tuple[str, bool] | None,
-        bounds: Mapping[str, Any],
-        limit: int,
-        most: int,
-        may: Callable[[Mapping[str, Any]], bool] = lambda _: True,
-        fields: Sequence[str] = (),
-    ) -> tuple[int, bool]:
-        """Delete visitors that belong to nobody and have no choice, the least recently changed
-        first.
-
-        :param place: continue where the last call with this place ended.
-        :param most: how many are examined.
-        :param may: whether one may be deleted, by the fields.
-        :return: how many were deleted, and whether there are others to examine.
-        """
-        query = {"$and": [bounds, *self._expired.get(place, ())]}
-        wanted = dict.fromkeys(("workspaceId", "anonymousId", "changedAt", *fields), 1)
-        cursor = self._connection.db[VISITORS].find(query, wanted)
-        cursor = cursor.sort([("changedAt", 1), ("_id", 1)]).limit(most)
-        documents = await cursor.to_list(None)
-        old = await self._belonging_to_nobody([one for one in documents if may(one)])
-        last = None if len(documents) < most else documents[-1]
-        if len(old) >= limit:
-            old, last = old[:limit], old[limit - 1]
-        if old and not bounds:
-            bounds = {"changedAt": {"$lte": old[-1]["changedAt"]}}
-        self._expired[place] = [beyond("changedAt", last["changedAt"], last["_id"])] if last else []
-        return await self._delete([one["_id"] for one in old], bounds), last is not None
-
-    async def _belonging_to_nobody(
-        self, documents: Sequence[Mapping[str, Any]]
-    ) -> list[Mapping[str, Any]]:
-        """Return those visitors that belong to nobody and have no choice."""
-        kept: set[str] = set()
-        for workspace, part in parts(sorted(documents, key=lambda one: one["_id"])):
-            names = [one["anonymousId"] for one in part]
-            chosen = [subject_id(workspace, Subject(Kind.VISITOR, one)) for one in names]
-            choosers = await self._connection.read(SUBSCRIPTIONS, chosen, {"anonymousId": 1})
-            kept.update(scoped_id(workspace, one["anonymousId"]) for one in choosers)
-            owners = await self.owners(workspace, names)
-            kept.update(scoped_id(workspace, name) for name in owners)
-        return [one for one in documents if one["_id"] not in kept]
-
-    async def _delete(self, ids: Sequence[str], bounds: Mapping[str, Any]) -> int:
-        """Delete visitors, unless an event changed them in the meantime.
-
-        A visitor is deleted after what belongs to it: what a crash leaves expires with it later.
-        Its traits are the first to go, so that an event in the meantime makes a new visitor.
-        """
-        if not ids:
-            return 0
-        db, old = self._connection.db, {"_id": any_of(ids), **bounds}
-        async with self._connection.updating:
-            await db[VISITORS].update_many(old, {"$unset": {"traits": "", "claims": ""}})
-            if gone := [one["_id"] async for one in db[VISITORS].find(old, {"_id": 1})]:
-                place = PLACES[Kind.VISITOR]
-                for collection in (place.memberships, place.claims):
-                    await db[collection].delete_many({"visitor": any_of(gone), **bounds})
-            done = await db[VISITORS].delete_many(old)
-        return int(done.deleted_count)
+    _EXECUTE: Final[Mapping[tuple[type, str], Callable[[Any, Any], Awaitable[Any]]]] = {
+        (Get, PROFILES.name): _get_profiles,
+        (Pages, PROFILES.name): _page_of_profiles,
+        (Get, TRAITS.name): _get_traits,
+        (Under, TRAITS.name): _under_traits,
+        (Under, MEMBERSHIPS.name): _under_memberships,
+        (Under, LINKS.name): _under_links,
+        (Pages, LINKS.name): _page_of_links,
+        (Get, IDENTIFIERS.name): _get_identifiers,
+        (Pages, IDENTIFIERS.name): _page_of_identifiers,
+        (Under, CLAIMS.name): _under_claims,
+    }
+    #: The tables over which steps are executed here.
+    TABLES: Final = {table for _, table in _EXECUTE}
 
 
-def _fields(kind: Kind, trait: str | None) -> dict[str, int] | None:
-    if trait is None:
-        return None
-    return {PLACES[kind].name: 1, f"traits.{escape_key(trait)}": 1, **dict.fromkeys(_TIMES, 1)}
+def _unclaimed(document: Document, name: str) -> _Age:
+    """Return the age of somebody who has a value without a claim: later than all claims, because
+    anyone can choose a timestamp."""
+    return 2 * MAX_TIME + int(document["createdAt"]), document["_id"], document[name]
 
 
-def parts(
-    documents: Sequence[Mapping[str, Any]],
-) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
-    """Cut documents into parts of one workspace, of at most :data:`STEP`."""
-    for workspace, found in itertools.groupby(documents, key=lambda one: one["workspaceId"]):
-        part = list(found)
-        for start in range(0, len(part), STEP):
-            yield workspace, part[start : start + STEP]
+def _link(document: Document) -> LinkRow:
+    """Return the row of a link. One without a version is older than all."""
+    workspace, first = document["workspaceId"], link_version(document)
+    # It may be damaged.
+    decision = {"t": 0, "m": "", "o": "", "v": True} | document.get("decision", {})
+    user = document["user"].removeprefix(scoped_id(workspace, ""))
+    version = (None, "", "") if first is None else (max(0, first[0]), *first[1:])
+    person = (workspace, USER, user)
+    values = (*version, *version_of(decision), int(not decision["v"]))
+    return LinkRow(*person, document["anonymousId"], *values)
 
 
-def _sized(document: Mapping[str, Any]) -> tuple[Mapping[str, Any], int]:
+def _sized(document: Document) -> tuple[Document, int]:
     # An estimate is enough: only pages of large profiles must end early.
     return document, 512 * len(document.get("traits", ()))

@@ -1,40 +1,66 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Applying the changes of events to users, visitors, groups, links and memberships."""
+"""Applying the changes of events to users, visitors, groups, links and memberships, and deleting
+visitors that belong to nobody: old ones, and those that give way to new ones."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 from bson.datetime_ms import DatetimeMS
 
-from engage.api import REMOVED, Change, Event, Kind, ProfileLimits, Version, changes_of
+from engage.api import (
+    REMOVED,
+    TRUSTED,
+    Change,
+    Event,
+    Kind,
+    ProfileLimits,
+    StorageContext,
+    Subject,
+    Version,
+    changes_of,
+)
+from engage.store.people import users
+from engage.store.profiles import owners
+from engage.store.tables import Steps, execute_waiting
 
 from .changes import FoldedChanges, StoredState
-from .connection import Connection
+from .connection import BATCH, Connection
 from .documents import (
     any_of,
     below,
+    escape_key,
+    identifier_field,
     in_workspace,
     link_version,
     pair_id,
     registers_of,
     scoped_id,
+    subject_id,
     trait_value,
 )
 from .identifiers import StoredClaims
-from .people import People
-from .schema import LINKS, META, PLACES, USERS, VISITOR_MEMBERSHIPS, VISITORS
+from .paging import STEP, beyond
+from .people import PeopleSteps
+from .schema import LINKS, META, PLACES, SUBSCRIPTIONS, USERS, VISITOR_MEMBERSHIPS, VISITORS
 
 _log = logging.getLogger("engage.storage.mongo")
+
+Result = TypeVar("Result")
 
 #: How many durable links, and how many durable claims, are remembered: most events of a visitor
 #: then need no look-up of the link, and not each identify call writes its claim again.
 _MAX_KNOWN: Final = 100_000
+
+#: How many times that many visitors are examined at most for a write, so that some of those without
+#: an identifier give way to new ones, and as many again for those with one.
+_SEARCHES: Final = 5
 
 #: Seconds between two looks at the number of erased profiles.
 ERASURES_SECONDS: Final = 1.0
@@ -56,10 +82,10 @@ class Profiles:
         connection: Connection,
         limits: ProfileLimits,
         identifiers: Mapping[str, frozenset[str]],
-        people: People,
+        visitors: Visitors,
     ) -> None:
         self._connection = connection
-        self._people = people
+        self._visitors = visitors
         self._limits = limits
         self._identifiers = identifiers
         self._links: OrderedDict[str, Version] = OrderedDict()
@@ -232,7 +258,7 @@ class Profiles:
             # Nobody gives way whom this write changes or links.
             kept = {one.name for one in visitors.values()}
             kept.update(pair.other for pair in folded.pairs[LINKS].values())
-            room = await self._people.make_room(workspace, len(new[workspace]), kept)
+            room = await self._visitors.make_room(workspace, len(new[workspace]), kept)
             folded.leave_out_visitors(new[workspace][room:])
 
     async def ensure_user(self, workspace_id: str, user_id: str, at: int) -> None:
@@ -264,3 +290,150 @@ class Profiles:
                 query = {"_id": in_workspace(workspace)}
                 count = (await db.command({"count": VISITORS, "query": query, "limit": most}))["n"]
             (self._full.add if count >= most else self._full.discard)(workspace)
+
+
+class Visitors:
+    """Deletes visitors that belong to nobody, and knows to whom the others belong."""
+
+    def __init__(self, connection: Connection, context: StorageContext) -> None:
+        self._connection = connection
+        self._context = context
+        self._identifiers = context.identifiers
+        #: Where :meth:`expire` continues, and :meth:`make_room` by workspace, and whether for
+        #: visitors with identifiers.
+        self._expired: dict[tuple[str, bool] | None, list[dict[str, Any]]] = {}
+
+    async def _execute(self, steps: Steps[Result]) -> Result:
+        profiles = PeopleSteps(self._connection, self._context)
+        return await execute_waiting(steps, profiles.execute, self._context)
+
+    async def owners(self, workspace: str, names: Collection[str]) -> dict[str, str]:
+        """Return the user, of those that exist, that each anonymous id belongs to."""
+        found = await self._execute(owners([(workspace, name) for name in names]))
+        return {name: user.name for (_, name), user in found.items()}
+
+    async def visitors_of(self, workspace: str, names: Collection[str]) -> dict[str, list[str]]:
+        """Return the ids of those of some users that exist, with those of their visitors."""
+        people = await self._execute(users(workspace, [*names]))
+        return {user.name: [one.name for one in visitors] for user, _, visitors in people}
+
+    async def forget_vouched(self) -> None:
+        """Remove the traits that only engage sets: clients could set them in earlier versions."""
+        declared = {name for names in self._identifiers.values() for name in names}
+        names = [TRUSTED, *(f"{TRUSTED}:{name}" for name in sorted(declared))]
+        fields = [f"traits.{escape_key(name)}" for name in names]
+        for collection in (USERS, VISITORS):
+            with self._connection.calling(scan=True) as db:
+                wanted = {"$or": [{field: {"$exists": True}} for field in fields]}
+                await db[collection].update_many(wanted, {"$unset": dict.fromkeys(fields, "")})
+
+    async def expire(self, before: int, *, limit: int) -> int:
+        """Delete visitors that belong to nobody, have no choice and were not changed since, and
+        return how many.
+        A call that reaches the limit is continued by the next one."""
+        bounds = {"changedAt": {"$lt": DatetimeMS(before)}}
+        deleted, more = 0, True
+        while more and deleted < limit:
+            with self._connection.calling():
+                gone, more = await self._expire(None, bounds, limit - deleted, BATCH)
+            deleted += gone
+        return deleted
+
+    async def make_room(self, workspace: str, wanted: int, kept: Collection[str]) -> int:
+        """Delete visitors that only public keys made, and that may expire: those without an
+        identifier first, and of these the least recently changed. To be called within
+        :meth:`Connection.calling`.
+
+        :param wanted: how many are to be deleted.
+        :param kept: anonymous ids of visitors that stay.
+        :return: how many were deleted.
+        """
+        trusted = escape_key(TRUSTED)
+        fields = [identifier_field(name) for name in self._identifiers.get(workspace, ())]
+        fields.append(f"traits.{trusted}.t")
+        deleted = 0
+        for identified in [False] * _SEARCHES + [True] * _SEARCHES:
+
+            def gives_way(one: Mapping[str, Any], identified: bool = identified) -> bool:
+                traits = one.get("traits", {})
+                ours = one["workspaceId"] == workspace and one["anonymousId"] not in kept
+                return ours and trusted not in traits and any(traits.values()) is identified
+
+            place, left = (workspace, identified), wanted - deleted
+            if left > 0:
+                gone, _ = await self._expire(place, {}, left, STEP, gives_way, fields)
+                deleted += gone
+        return deleted
+
+    async def _expire(
+        self,
+        place: tuple[str, bool] | None,
+        bounds: Mapping[str, Any],
+        limit: int,
+        most: int,
+        may: Callable[[Mapping[str, Any]], bool] = lambda _: True,
+        fields: Sequence[str] = (),
+    ) -> tuple[int, bool]:
+        """Delete visitors that belong to nobody and have no choice, the least recently changed
+        first.
+
+        :param place: continue where the last call with this place ended.
+        :param most: how many are examined.
+        :param may: whether one may be deleted, by the fields.
+        :return: how many were deleted, and whether there are others to examine.
+        """
+        query = {"$and": [bounds, *self._expired.get(place, ())]}
+        wanted = dict.fromkeys(("workspaceId", "anonymousId", "changedAt", *fields), 1)
+        cursor = self._connection.db[VISITORS].find(query, wanted)
+        cursor = cursor.sort([("changedAt", 1), ("_id", 1)]).limit(most)
+        documents = await cursor.to_list(None)
+        old = await self._belonging_to_nobody([one for one in documents if may(one)])
+        last = None if len(documents) < most else documents[-1]
+        if len(old) >= limit:
+            old, last = old[:limit], old[limit - 1]
+        if old and not bounds:
+            bounds = {"changedAt": {"$lte": old[-1]["changedAt"]}}
+        self._expired[place] = [beyond("changedAt", last["changedAt"], last["_id"])] if last else []
+        return await self._delete([one["_id"] for one in old], bounds), last is not None
+
+    async def _belonging_to_nobody(
+        self, documents: Sequence[Mapping[str, Any]]
+    ) -> list[Mapping[str, Any]]:
+        """Return those visitors that belong to nobody and have no choice."""
+        kept: set[str] = set()
+        for workspace, part in parts(sorted(documents, key=lambda one: one["_id"])):
+            names = [one["anonymousId"] for one in part]
+            chosen = [subject_id(workspace, Subject(Kind.VISITOR, one)) for one in names]
+            choosers = await self._connection.read(SUBSCRIPTIONS, chosen, {"anonymousId": 1})
+            kept.update(scoped_id(workspace, one["anonymousId"]) for one in choosers)
+            owners = await self.owners(workspace, names)
+            kept.update(scoped_id(workspace, name) for name in owners)
+        return [one for one in documents if one["_id"] not in kept]
+
+    async def _delete(self, ids: Sequence[str], bounds: Mapping[str, Any]) -> int:
+        """Delete visitors, unless an event changed them in the meantime.
+
+        A visitor is deleted after what belongs to it: what a crash leaves expires with it later.
+        Its traits are the first to go, so that an event in the meantime makes a new visitor.
+        """
+        if not ids:
+            return 0
+        db, old = self._connection.db, {"_id": any_of(ids), **bounds}
+        async with self._connection.updating:
+            await db[VISITORS].update_many(old, {"$unset": {"traits": "", "claims": ""}})
+            if gone := [one["_id"] async for one in db[VISITORS].find(old, {"_id": 1})]:
+                place = PLACES[Kind.VISITOR]
+                for collection in (place.memberships, place.claims):
+                    await db[collection].delete_many({"visitor": any_of(gone), **bounds})
+            done = await db[VISITORS].delete_many(old)
+        return int(done.deleted_count)
+
+
+def parts(
+    documents: Sequence[Mapping[str, Any]],
+) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
+    """Cut documents into parts of one workspace, of at most :data:`STEP`."""
+    for workspace, found in itertools.groupby(documents, key=lambda one: one["workspaceId"]):
+        part = list(found)
+        for start in range(0, len(part), STEP):
+            yield workspace, part[start : start + STEP]

@@ -37,8 +37,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger("engage.storage.mongo")
 
 #: The version of the stores that this plugin writes, and the oldest version that can read them.
-VERSION: Final = 2
-MIN_READER: Final = 2
+VERSION: Final = 3
+MIN_READER: Final = 3
+#: The version since which a choice belongs to a user or a visitor.
+OWN_CHOICES: Final = 2
 
 EVENTS: Final = "events"
 USERS: Final = "users"
@@ -55,6 +57,7 @@ SUPPRESSIONS: Final = "suppressions"
 DEAD_LETTERS: Final = "dead_letters"
 RECORDS: Final = "records"
 COUNTS: Final = "counts"
+ARRIVALS: Final = "arrivals"
 META: Final = "meta"
 
 
@@ -128,6 +131,7 @@ SAFE_SHARD_KEYS: Final[Mapping[str, frozenset[str]]] = {
     HISTORY: frozenset({"_id", "workspaceId"}),
     SUPPRESSIONS: frozenset({"_id", "workspaceId", "channel", "address"}),
     DEAD_LETTERS: frozenset({"_id", "workspaceId"}),
+    ARRIVALS: frozenset({"_id"}),
     # Their upserts name the _id only.
     RECORDS: frozenset({"_id"}),
     COUNTS: frozenset({"_id"}),
@@ -164,11 +168,20 @@ class Schema:
 
     :param traits: all declared identifier traits.
     :param upgrade: from version 1.
+    :param begin: begins the journal of arrivals, if there is none.
     """
 
-    def __init__(self, connection: Connection, *, traits: Iterable[str], upgrade: Upgrade) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        traits: Iterable[str],
+        upgrade: Upgrade,
+        begin: Callable[[], Awaitable[None]],
+    ) -> None:
         self._connection = connection
         self._upgrade = upgrade
+        self._begin = begin
         self._traits = sorted(set(traits))
         self._building: set[asyncio.Task[None]] = set()
 
@@ -185,7 +198,7 @@ class Schema:
         if found is not None:
             _check_version(found, self._connection.name)
             if found["version"] < VERSION and not create:
-                lost = await self._upgrade.lost()
+                lost = await self._upgrade.lost() if found["version"] < OWN_CHOICES else 0
                 text = "; subscriptions of visitors that then no longer count for their users"
                 raise StorageOutdated(
                     f"{self._connection.name}: made by an earlier version of engage (store version "
@@ -199,6 +212,7 @@ class Schema:
         if create:
             await self._build()
             if found is None:
+                await self._begin()
                 document = {
                     "_id": "schema",
                     "version": VERSION,
@@ -217,7 +231,11 @@ class Schema:
         """Bring a store of an earlier version up to date."""
         if version >= VERSION:
             return
-        await self._upgrade.run()
+        # From now on, an older version would misread the store, or enter no arrivals.
+        await self._upgrade.fence()
+        if version < OWN_CHOICES:
+            await self._upgrade.run()
+        await self._begin()
         with self._connection.calling() as db:
             # Another process, of a still newer version, may have done more since.
             earlier = {"_id": "schema", "version": {"$lt": VERSION}}

@@ -16,37 +16,39 @@ from bson.datetime_ms import DatetimeMS
 
 from engage.api import (
     CountStore,
-    DeadLetter,
-    DeadLetterStore,
     ErasureStore,
     Event,
     EventStore,
     Kind,
     Outcome,
-    ProfileStore,
-    RecordStore,
+    Page,
     StorageContext,
     StorageError,
     StorageUnavailable,
     StoreProblem,
     SubscriptionChange,
     SubscriptionStore,
-    SuppressionStore,
     VerifiableStore,
 )
+from engage.store.facade import (
+    PlannedChoices,
+    PlannedLetters,
+    PlannedProfiles,
+    PlannedRecords,
+    PlannedSuppressions,
+)
+from engage.store.tables import Plan
 
+from .arrivals import BEAT, Arrivals
 from .connection import CLOSE_SECONDS, Connection
 from .counts import Counts
-from .dead_letters import DeadLetters
 from .documents import Sequencer, is_text
 from .events import Events
 from .identifiers import Identifiers, declared_traits
-from .people import People
-from .profiles import ERASURES_SECONDS, Profiles
-from .records import Records
+from .profiles import ERASURES_SECONDS, Profiles, Visitors
 from .schema import META, Preparation, Schema
+from .steps import Steps
 from .subscriptions import Subscriptions, Upgrade
-from .suppressions import Suppressions
 from .url import DEFAULT_URL
 from .verification import Verification
 from .writer import Writer
@@ -81,11 +83,11 @@ def _once_ready(
 
 class MongoStorage(
     EventStore,
-    ProfileStore,
-    SubscriptionStore,
-    SuppressionStore,
-    DeadLetterStore,
-    RecordStore,
+    PlannedProfiles,
+    PlannedChoices,
+    PlannedSuppressions,
+    PlannedLetters,
+    PlannedRecords,
     CountStore,
     ErasureStore,
     VerifiableStore,
@@ -100,23 +102,26 @@ class MongoStorage(
         #: Set when the housekeeping has something to do.
         self._work = asyncio.Event()
         sequence = Sequencer()
-        self._people = People(connection, context.profile_limits, context.identifiers)
-        self._identifiers = Identifiers(connection, self._people, context.identifiers)
+        self._visitors = Visitors(connection, context)
+        self._identifiers = Identifiers(connection, context.identifiers)
         self._events = Events(connection)
         self._profiles = Profiles(
-            connection, context.profile_limits, self._identifiers.declared, self._people
+            connection, context.profile_limits, self._identifiers.declared, self._visitors
         )
-        self._writer = Writer(connection, self._events, self._profiles, sequence, self._work)
+        self._arrivals = Arrivals(connection, sequence)
+        self._writer = Writer(
+            connection, self._events, self._profiles, self._arrivals, sequence, self._work
+        )
         self._subscriptions = Subscriptions(connection, self._profiles, sequence)
-        self._suppressions = Suppressions(connection)
-        self._dead_letters = DeadLetters(connection, context.dead_letter_budget, sequence)
-        self._records = Records(connection)
+        self._steps = Steps(connection, context, sequence)
         self._counts = Counts(connection)
         self._verification = Verification(connection, context.identifiers)
         upgrade = Upgrade(
-            connection, self._people, self._subscriptions, self._counts, self._complete
+            connection, self._visitors, self._subscriptions, self._counts, self._complete
         )
-        self._schema = Schema(connection, traits=traits, upgrade=upgrade)
+        self._schema = Schema(
+            connection, traits=traits, upgrade=upgrade, begin=self._arrivals.create
+        )
         self.dropped_changes = 0
         self._preparation = Preparation(
             connection,
@@ -162,6 +167,7 @@ class MongoStorage(
             await self._preparation.stop()
             await self._connection.close()
             raise
+        self._arrivals.keeps = create
         self._housekeeping = asyncio.create_task(self._keep_house())
 
     async def _ready(self) -> None:
@@ -190,6 +196,7 @@ class MongoStorage(
             ):
                 # Marks that are left do no harm.
                 await self._tidy()
+                await self._arrivals.close()
         await self._connection.close()
         self._preparation.forget()
         self._profiles.forget()
@@ -214,13 +221,18 @@ class MongoStorage(
         """Remove marks, many at once, and complete the changes of failed writes. Runs until it is
         cancelled."""
         while True:
-            await self._work.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(BEAT):
+                    await self._work.wait()
             await asyncio.sleep(_PAUSE)
             self._work.clear()
             try:
                 await self._ready()
                 with self._connection.calling():
                     await self._tidy()
+                    await self._arrivals.enter()
+                if self._arrivals.has_work:
+                    self._work.set()
                 if self._writer.completions_due:
                     await self._writer.complete_due(self._complete)
                     if self._writer.completions_due:
@@ -244,6 +256,18 @@ class MongoStorage(
             await self._subscriptions.recover()
 
     # --------------------------------------------------------------------------------- the parts
+    async def run(
+        self, plan: Plan[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
+    ) -> Result:
+        await self._ready()
+        return await self._steps.run(plan, *args, **kwargs)
+
+    async def read(
+        self, plan: Plan[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
+    ) -> Result:
+        await self._ready()
+        return await self._steps.read(plan, *args, **kwargs)
+
     async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
         await self._ready()
         try:
@@ -254,20 +278,22 @@ class MongoStorage(
     find = _once_ready("_events", Events.find)
     scan = _once_ready("_events", Events.scan)
     recent = _once_ready("_events", Events.recent)
-    expire = _once_ready("_events", Events.expire)
 
-    profile = _once_ready("_people", People.find)
-    certain = _once_ready("_people", People.certain)
-    visitor = _once_ready("_people", People.visitor)
-    users_beginning = _once_ready("_people", People.users_beginning)
-    scan_users = _once_ready("_people", People.scan_users)
-    scan_visitors = _once_ready("_people", People.scan_visitors)
-    scan_groups = _once_ready("_people", People.scan_groups)
-    expire_visitors = _once_ready("_people", People.expire)
-    find_users = _once_ready("_identifiers", Identifiers.find_users)
-    find_visitors = _once_ready("_identifiers", Identifiers.find_visitors)
-    identifier_history = _once_ready("_identifiers", Identifiers.history)
-    holders = _once_ready("_identifiers", Identifiers.holders)
+    async def follow(
+        self, *, after: str | None, since: int | None = None, limit: int
+    ) -> Page[Event]:
+        await self._ready()
+        return await self._arrivals.page(after, since, limit)
+
+    async def expire(self, before: int, *, limit: int, force: bool = False) -> int:
+        await self._ready()
+        deleted = await self._events.expire(before, limit=limit, force=force)
+        if deleted:
+            with self._connection.calling():
+                await self._arrivals.expire(before)
+        return deleted
+
+    expire_visitors = _once_ready("_visitors", Visitors.expire)
 
     async def apply(self, change: SubscriptionChange) -> Mapping[str, bool]:
         await self._ready()
@@ -281,38 +307,12 @@ class MongoStorage(
             self._work.set()
         return choices
 
-    state = _once_ready("_subscriptions", Subscriptions.state)
-    scan_subscriptions = _once_ready("_subscriptions", Subscriptions.scan)
-    history = _once_ready("_subscriptions", Subscriptions.history)
-
-    suppress = _once_ready("_suppressions", Suppressions.put)
-    suppressions = _once_ready("_suppressions", Suppressions.find)
-    scan_suppressions = _once_ready("_suppressions", Suppressions.scan)
-
-    async def put(self, letters: Sequence[DeadLetter]) -> int:
-        return sum(not kept for kept in await self.keep(letters))
-
-    keep = _once_ready("_dead_letters", DeadLetters.keep)
-    budget_use = _once_ready("_dead_letters", DeadLetters.use)
-    scan_dead_letters = _once_ready("_dead_letters", DeadLetters.scan)
-    recent_dead_letters = _once_ready("_dead_letters", DeadLetters.recent)
-    dead_letter = _once_ready("_dead_letters", DeadLetters.find)
-    remove = _once_ready("_dead_letters", DeadLetters.remove)
-    expire_dead_letters = _once_ready("_dead_letters", DeadLetters.expire)
-
-    put_record = _once_ready("_records", Records.put)
-    get_record = _once_ready("_records", Records.get)
-    list_records = _once_ready("_records", Records.scan)
-    records_version = _once_ready("_records", Records.version)
-    delete_record = _once_ready("_records", Records.delete)
-    expire_records = _once_ready("_records", Records.expire)
+    # A plan would change several documents that must still be the same.
+    apply_all = SubscriptionStore.apply_all
 
     erase_events = _once_ready("_events", Events.erase)
     reapply = _once_ready("_writer", Writer.reapply)
-    links_to = _once_ready("_people", People.links_to)
-    linked_to = _once_ready("_people", People.linked_to)
     erase_choices = _once_ready("_subscriptions", Subscriptions.erase)
-    erase_suppressions = _once_ready("_suppressions", Suppressions.erase)
 
     async def erase_profile(self, workspace_id: str, kind: Kind, name: str) -> bool:
         await self._ready()
@@ -337,5 +337,4 @@ class MongoStorage(
         async for problem in self._verification.problems():
             yield problem
 
-    scan_links = _once_ready("_verification", Verification.scan_links)
     unfinished = _once_ready("_verification", Verification.unfinished)

@@ -18,7 +18,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from typing import Any, Final, cast
 
 import bson
-import orjson
 from bson.datetime_ms import DatetimeMS
 from bson.objectid import ObjectId
 from pymongo.errors import DuplicateKeyError
@@ -26,14 +25,13 @@ from pymongo.errors import DuplicateKeyError
 from engage.api import (
     ENGAGE_VERSION,
     Kind,
-    Page,
     StorageUnavailable,
     Subject,
     SubscriptionChange,
-    SubscriptionRecord,
-    SubscriptionState,
     SubscriptionStore,
 )
+from engage.store.choices import MAX_IDLE, Chooser
+from engage.store.profiles import CHOICES, KINDS
 
 from .connection import BATCH, DUPLICATE, MAX_ATTEMPTS, Connection
 from .counts import Counts
@@ -45,16 +43,23 @@ from .documents import (
     scoped_id,
     subject_id,
     subject_of,
-    unescape_key,
-    with_visitors,
 )
-from .paging import read_page
-from .people import STEP, People, parts
-from .profiles import Profiles
-from .schema import EVENTS, HISTORY, LINKS, META, PLACES, SUBSCRIPTIONS, USERS, VERSION, VISITORS
+from .paging import STEP
+from .profiles import Profiles, Visitors, parts
+from .schema import (
+    EVENTS,
+    HISTORY,
+    LINKS,
+    META,
+    OWN_CHOICES,
+    PLACES,
+    SUBSCRIPTIONS,
+    USERS,
+    VERSION,
+    VISITORS,
+)
+from .tables import FORMS
 
-#: Changes without effect that are remembered of one user or visitor.
-MAX_IDLE: Final = 16
 #: Milliseconds after which a process that wrote no counter of a new minute has ended.
 _ALIVE: Final = 75_000
 #: Seconds that reading all events may take.
@@ -98,7 +103,7 @@ class Subscriptions:
                         known = pending
                 if known is not None:
                     if await self._is_durable(key, document):
-                        return _choices(document)
+                        return _chooser(change.workspace_id, change.subject, document).state()
                 else:
                     kind, name = change.subject
                     if kind is Kind.USER:
@@ -139,21 +144,23 @@ class Subscriptions:
         at = DatetimeMS(change.at)
         seq = self._sequence(None if document is None else document.get("seq"))
         names = _named(change.workspace_id, change.subject)
-        choices = dict(document["choices"]) if document is not None else {}
-        records = []
-        for group, wanted in change.choices.items():
-            known = choices.get(escape_key(group))
-            if change.dated and known is not None and int(known["updatedAt"]) >= change.at:
-                continue
-            updated = change.at if known is None else max(change.at, int(known["updatedAt"]) + 1)
-            choices[escape_key(group)] = {
-                "subscribed": wanted,
-                "updatedAt": DatetimeMS(updated),
-                "changeId": change.id,
+        chooser = _chooser(change.workspace_id, change.subject, document)
+        records = [
+            {
+                "groupId": group,
+                "before": None if before is None else bool(before),
+                "after": bool(after),
             }
-            before = None if known is None else known["subscribed"]
-            if before is not wanted:
-                records.append({"groupId": group, "before": before, "after": wanted})
+            for _, _, _, _, _, group, before, after, *_ in chooser.apply(change)
+        ]
+        choices = {
+            escape_key(group): {
+                "subscribed": bool(subscribed),
+                "updatedAt": DatetimeMS(updated_at),
+                "changeId": change_id,
+            }
+            for group, (*_, subscribed, updated_at, change_id) in chooser.choices.items()
+        }
         source = {
             "secret": change.secret,
             "userAgent": change.user_agent,
@@ -187,7 +194,7 @@ class Subscriptions:
             # Also remembered: repeated after a later change it must not undo that one. Only the
             # latest are: anyone who has a link can send any number.
             await self._forget_idle(names)
-        return _choices({"choices": choices})
+        return chooser.state()
 
     async def _forget_idle(self, names: Mapping[str, Any]) -> None:
         """Remove the changes of a subject that had no effect, except the latest."""
@@ -272,130 +279,21 @@ class Subscriptions:
             self._copied.append((document["_id"], document["version"]))
         await self.remove_copied()
 
-    # -------------------------------------------------------------------------------- reading
-    async def state(self, workspace_id: str, subject: Subject) -> dict[str, bool]:
-        """Return the choices of a subject: group id → subscribed."""
-        with self._connection.calling():
-            return _choices(await self._document(subject_id(workspace_id, subject)))
-
-    async def scan(
-        self, workspace_id: str | None, *, after: str | None, limit: int
-    ) -> Page[SubscriptionState]:
-        """Return a page of the current choices."""
-        query: dict[str, Any] = {} if workspace_id is None else with_visitors(workspace_id)
-        last_key, last_group = _cursor(after) if after is not None else ("", "")
-        if after is not None:
-            query["_id"] = {**query.get("_id", {}), "$gte": last_key}
-        found: list[SubscriptionState] = []
-        with self._connection.calling(scan=True) as db:
-            cursor = db[SUBSCRIPTIONS].find(query)
-            # One document more: the page before may have returned all choices of the first one.
-            documents, more = await read_page(
-                cursor.sort([("_id", 1)]), limit + 1, lambda document: (document, 1000)
-            )
-        for document in documents:
-            for group, choice in _sorted(document):
-                if document["_id"] == last_key and group <= last_group:
-                    continue
-                if len(found) == limit:
-                    last = found[-1]
-                    place = subject_id(last.workspace_id, last.subject)
-                    return Page(found, _cursor_of(place, last.group_id))
-                found.append(
-                    SubscriptionState(
-                        workspace_id=document["workspaceId"],
-                        subject=subject_of(document),
-                        group_id=group,
-                        subscribed=choice["subscribed"],
-                        updated_at=int(choice["updatedAt"]),
-                        change_id=choice.get("changeId", ""),
-                    )
-                )
-        if more is None:
-            return Page(found, None)
-        groups = [group for group, _ in _sorted(more)]
-        return Page(found, _cursor_of(more["_id"], groups[-1] if groups else ""))
-
-    async def history(
-        self,
-        workspace_id: str | None,
-        subject: Subject | None,
-        *,
-        since: int = 0,
-        after: str | None,
-        limit: int,
-    ) -> Page[SubscriptionRecord]:
-        """Return a page of audit records in the order in which they were written."""
-        query: dict[str, Any] = {}
-        if workspace_id is not None:
-            query["workspaceId"] = workspace_id
-        if subject is not None:
-            query[PLACES[subject.kind].name] = subject.id
-        if since:
-            query["at"] = {"$gte": DatetimeMS(since)}
-        # The page before may have ended between two records of one change.
-        last, seen = ("", "0") if after is None else _cursor(after)
-        if after is not None:
-            query["_seq"] = {"$gte": ObjectId(last)}
-        found: list[SubscriptionRecord] = []
-        with self._connection.calling(scan=True) as db:
-            cursor = db[HISTORY].find(query).sort([("_seq", 1)])
-            documents, more = await read_page(cursor, limit + 1, lambda document: (document, 1000))
-        place = ("", 0)
-        for document in documents:
-            records = document["records"]
-            skipped = int(seen) if str(document["_seq"]) == last else 0
-            for index in range(skipped, len(records)):
-                if len(found) == limit:
-                    return Page(found, _cursor_of(place[0], str(place[1])))
-                found.append(_record(document, records[index]))
-                place = (str(document["_seq"]), index + 1)
-        if more is None:
-            return Page(found, None)
-        return Page(found, _cursor_of(str(more["_seq"]), str(len(more["records"]))))
-
 
 def _named(workspace_id: str, subject: Subject) -> dict[str, str]:
     """Return the fields that say whose a document is."""
     return {"workspaceId": workspace_id, PLACES[subject.kind].name: subject.id}
 
 
-def _choices(document: Mapping[str, Any] | None) -> dict[str, bool]:
-    """Return group id → subscribed."""
-    return {group: one["subscribed"] for group, one in _sorted(document or {"choices": {}})}
+def _rows(document: _Document) -> Iterable[_Document]:
+    """Return the choices of a document, each as a document."""
+    return FORMS[CHOICES.name].rows(document)
 
 
-def _sorted(document: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    return sorted((unescape_key(key), choice) for key, choice in document["choices"].items())
-
-
-def _record(document: Mapping[str, Any], record: Mapping[str, Any]) -> SubscriptionRecord:
-    return SubscriptionRecord(
-        change_id=document["changeId"],
-        workspace_id=document["workspaceId"],
-        subject=subject_of(document),
-        group_id=record["groupId"],
-        before=record["before"],
-        after=record["after"],
-        at=int(document["at"]),
-        how=document["how"],
-        secret=document.get("secret", ""),
-        user_agent=document.get("userAgent", ""),
-        address=document.get("address", ""),
-    )
-
-
-def _cursor_of(place: str, within: str) -> str:
-    return orjson.dumps([place, within]).decode()
-
-
-def _cursor(after: str) -> tuple[str, str]:
-    """Return the two parts of a cursor.
-
-    :raises ValueError: if it is not a cursor.
-    """
-    place, within = orjson.loads(after)
-    return str(place), str(within)
+def _chooser(workspace_id: str, subject: Subject, document: _Document | None) -> Chooser:
+    """Return a subject with the choices of a document."""
+    rows = [FORMS[CHOICES.name].row(CHOICES, one) for one in _rows(document)] if document else []
+    return Chooser((workspace_id, KINDS[subject.kind], subject.id), rows)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -408,24 +306,16 @@ class Upgrade:
     """
 
     connection: Connection
-    people: People
+    visitors: Visitors
     subscriptions: Subscriptions
     counts: Counts
     #: Completes writes that a crash cut off.
     complete: Callable[[], Awaitable[None]]
 
     async def run(self) -> None:
-        """Give each choice to the user or the visitor.
-
-        :raises StorageUnavailable: also while processes of another version use the store.
-        """
-        await self._refuse_others()
-        with self.connection.calling() as db:
-            # From now on, an older version would misread the store.
-            fence = {"minReader": VERSION, "engage": ENGAGE_VERSION}
-            await db[META].update_one({"_id": "schema", "version": 1}, {"$set": fence})
+        """Give each choice to the user or the visitor."""
         await self.complete()
-        await self.people.forget_vouched()
+        await self.visitors.forget_vouched()
         known, unsure = _Known(set), set()
         async for workspace, part in self._parts("userId", known):
             for one in part:
@@ -445,7 +335,7 @@ class Upgrade:
         async for workspace, part in self._parts("anonymousId"):
             left = {one["anonymousId"]: one for one in part if _unsubscribed(one)}
             with self.connection.calling(scan=True):
-                owners = await self.people.owners(workspace, left)
+                owners = await self.visitors.owners(workspace, left)
             await self._unsubscribe(
                 (Subject(Kind.USER, user), left[name]) for name, user in owners.items()
             )
@@ -457,18 +347,30 @@ class Upgrade:
             names = [one["userId"] for one in part]
             names = [name for name in names if Kind.USER not in known[workspace, name]]
             with self.connection.calling(scan=True):
-                owners = await self.people.owners(workspace, names)
-                people = await self.people.visitors_of(workspace, owners.values())
+                owners = await self.visitors.owners(workspace, names)
+                people = await self.visitors.visitors_of(workspace, owners.values())
                 for name, user in owners.items():
                     keys = [scoped_id(workspace, one) for one in (user, *people[user])]
                     latest: dict[str, tuple[Any, ...]] = {}
                     for whose in await self.connection.read(SUBSCRIPTIONS, keys):
-                        for group, one in _sorted(whose):
-                            version = (int(one["updatedAt"]), one.get("changeId", ""))
+                        for one in _rows(whose):
+                            group = one["groupId"]
+                            version = (int(one["updatedAt"]), one["changeId"])
                             choice = (*version, whose["userId"], one["subscribed"])
                             latest[group] = max(choice, latest.get(group, choice))
                     found += sum(one[2:] == (name, True) for one in latest.values())
         return found
+
+    async def fence(self) -> None:
+        """Keep processes of older versions from opening the store.
+
+        :raises StorageUnavailable: also while processes of another version use it.
+        """
+        await self._refuse_others()
+        with self.connection.calling() as db:
+            earlier = {"_id": "schema", "version": {"$lt": VERSION}}
+            fence = {"minReader": VERSION, "engage": ENGAGE_VERSION}
+            await db[META].update_one(earlier, {"$set": fence})
 
     async def _refuse_others(self) -> None:
         now = time.time_ns() // 1_000_000
@@ -498,7 +400,7 @@ class Upgrade:
                 schema = await db[META].find_one({"_id": "schema"})
                 cursor = db[SUBSCRIPTIONS].find(query).sort([("_id", 1)]).limit(STEP)
                 page = await cursor.to_list(None)
-            if schema["version"] >= VERSION:
+            if schema["version"] >= OWN_CHOICES:
                 return
             for workspace, part in parts(page):
                 if known is not None:
@@ -573,8 +475,8 @@ def _unsubscribed(document: _Document) -> dict[str, int]:
     """Return the times of the choices that are unsubscriptions, by group; without those that the
     upgrade has applied to a user, because these were never choices of the id."""
     return {
-        group: int(one["updatedAt"])
-        for group, one in _sorted(document)
+        one["groupId"]: int(one["updatedAt"])
+        for one in _rows(document)
         if not one["subscribed"]
-        and not ("userId" in document and one.get("changeId", "").startswith(_PREFIX))
+        and not ("userId" in document and one["changeId"].startswith(_PREFIX))
     }

@@ -8,7 +8,7 @@ from typing import Any
 
 from bson.objectid import ObjectId
 
-from engage.api import ERASED, Kind, Page, StoredLink, StoreProblem, identifier_value
+from engage.api import ERASED, Kind, StoreProblem, identifier_value
 
 from .connection import Connection
 from .documents import (
@@ -16,7 +16,6 @@ from .documents import (
     decode_value,
     escape_key,
     event_id,
-    link_version,
     pair_id,
     path_id,
     scoped_id,
@@ -24,8 +23,7 @@ from .documents import (
     subject_of,
 )
 from .events import ERASED_TYPE
-from .paging import read_page
-from .people import STEP
+from .paging import STEP, read_page
 from .schema import (
     DEAD_LETTERS,
     EVENTS,
@@ -102,25 +100,6 @@ class Verification:
                     yield f"is not found by its {trait!r}"
 
         return check
-
-    async def scan_links(self, *, after: str | None, limit: int) -> Page[StoredLink]:
-        """Return a page of links."""
-        with self._connection.calling(scan=True) as db:
-            cursor = db[LINKS].find({} if after is None else {"_id": {"$gt": after}})
-            documents, last = await read_page(cursor.sort([("_id", 1)]), limit, _sized)
-            links = []
-            for one in documents:
-                start = len(scoped_id(one["workspaceId"], ""))
-                links.append(
-                    StoredLink(
-                        workspace_id=one["workspaceId"],
-                        user_id=one["user"][start:],
-                        anonymous_id=one["anonymousId"],
-                        first=link_version(one),
-                        counts=one.get("decision", {}).get("v", True),
-                    )
-                )
-        return Page(links, None if last is None else last["_id"])
 
     async def unfinished(self) -> Collection[tuple[str, str]]:
         """Return those whose changes or choices are not applied or recorded yet."""

@@ -24,8 +24,11 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
+from bson.objectid import ObjectId
+
 from engage.api import Change, Event, Outcome, Status, StorageUnavailable, changes_of
 
+from .arrivals import Arrivals, Run
 from .connection import DUPLICATE, Connection
 from .documents import Sequencer, UnstorableError, any_of, encode_event, event_id
 from .events import Events
@@ -57,6 +60,8 @@ class Batch:
         self._refused: dict[int, str] = {}
         #: Position of a document → position of its event.
         self._positions: list[int] = []
+        #: The places of the documents.
+        self.run = Run(sequence())
         #: ``_id`` → position of its document.
         self._first: dict[str, int] = {}
         #: Events with the identity of an earlier one: position of the event, and of the document.
@@ -69,7 +74,7 @@ class Batch:
         self.ids: list[str] = []
         #: The events that were stored before this write: ``_id`` → event, and its mark if it has
         #: one.
-        self.present: dict[str, tuple[Event, str | None]] = {}
+        self.present: dict[str, tuple[Event, str | None, ObjectId]] = {}
         for index, event in enumerate(events):
             key = event_id(*event.identity)
             first = self._first.get(key)
@@ -77,11 +82,13 @@ class Batch:
                 self._repeats.append((index, first))
                 continue
             event_changes = changes(event)
+            seq = sequence()
             try:
-                document = encode_event(event, key, sequence(), mark if event_changes else None)
+                document = encode_event(event, key, seq, mark if event_changes else None)
             except UnstorableError as error:
                 self._refused[index] = str(error)
                 continue
+            self.run.add(seq, event.received_at)
             self._first[key] = len(self.documents)
             self._positions.append(index)
             self._changes.append(event_changes)
@@ -156,12 +163,14 @@ class Writer:
         connection: Connection,
         events: Events,
         profiles: Profiles,
+        arrivals: Arrivals,
         sequence: Sequencer,
         work: asyncio.Event,
     ) -> None:
         self._connection = connection
         self._events = events
         self._profiles = profiles
+        self._arrivals = arrivals
         self._sequence = sequence
         self._work = work
         #: How many changes were dropped.
@@ -187,12 +196,19 @@ class Writer:
         batch = Batch(events, self._profiles.changes, self._sequence, mark)
         try:
             with self._connection.calling():
+                await self._arrivals.begin(batch.run)
                 if changing := batch.changing():
                     await self._insert_and_change(batch, changing)
                 else:
                     await self._insert(batch)
+                found = batch.present.values()
+                await self._arrivals.end(
+                    batch.run, [(seq, event.received_at) for event, _, seq in found]
+                )
+                self._work.set()
         except BaseException:
             # Events may be stored without their changes.
+            self._arrivals.fail(batch.run)
             self.complete_later()
             raise
         outcomes = batch.outcomes()
@@ -283,7 +299,7 @@ class Writer:
         """Return the duplicates whose changes may not be durable, each with its changes."""
         return [
             (event, self._profiles.changes(event))
-            for event, mark in batch.present.values()
+            for event, mark, _ in batch.present.values()
             if mark is not None and mark not in self._durable
         ]
 

@@ -8,13 +8,14 @@
 ``writer/``           the one process that makes all writes of a host
 ``engine.py``         the operations of the writer: a transaction for each
 ``steps.py``          the steps of plans as statements of SQL
-``known.py``          what the writer remembers of profiles
-``batch.py``          the events of one write, and the outcome of each
+``pages.py``          a page of a table
+``tables.py``         the tables of plans, as they are in the file
+``remembered.py``     what the writer remembers between plans
 ``transactions.py``   the writing connection: opening, transactions, failures, recovery
 ``backup.py``         one file with all of a store, and a store made of one
 ``checkpoint.py``     copies the write-ahead log into the file
 ``keys/``             which events are stored, by their keys
-``tables/``           the rows of each table
+``identifiers.py``    the traits by which users and visitors are looked up
 ``connection.py``     opening the file; SQLite's errors as errors of engage
 ``verification.py``   damage that only this storage can see
 ``schema.py``         the tables and their version

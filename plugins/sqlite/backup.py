@@ -245,6 +245,7 @@ def restoring(settings: Settings, source: Path, on_bytes: OnBytes) -> Iterator[t
                     raise StorageIncompatible(f"{source}: damaged: its SHA-256 is another one")
             with contextlib.closing(_connect(path)) as db:
                 db.execute("DELETE FROM store WHERE name IN (?, ?)", (_MADE_AT, _EVENTS))
+                db.execute(schema.RENEW)
             yield path, backup
             _connect(path).close()
             sync(file.fileno())

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import errno
 import functools
+import itertools
 import os
 import shutil
 import sqlite3
@@ -328,15 +329,16 @@ def look_up(db: sqlite3.Connection, query: str, keys: Iterable[Sequence[Any]]) -
 
     :return: the rows, in any order.
     """
-    rows: list[Any] = []
     keys, most = list(keys), _CHUNK_SIZES[0]
-    for start in range(0, len(keys), most):
-        chunk = keys[start : start + most]
-        size, width = 1 << (len(chunk) - 1).bit_length(), len(chunk[0])
-        values = _flatten(chunk)
-        values += [None] * ((size - len(chunk)) * width)
-        rows += db.execute(_statement(query, size, width), values).fetchall()
-    return rows
+    if not keys:
+        return []
+    if len(keys) > most:
+        chunks = (keys[start : start + most] for start in range(0, len(keys), most))
+        return [row for chunk in chunks for row in look_up(db, query, chunk)]
+    size, width = 1 << (len(keys) - 1).bit_length(), len(keys[0])
+    values = _flatten(keys)
+    values += [None] * ((size - len(keys)) * width)
+    return db.execute(_statement(query, size, width), values).fetchall()
 
 
 @functools.lru_cache(1024)
@@ -364,4 +366,4 @@ def _chunks(rows: Sequence[Sequence[Any]]) -> Iterator[Sequence[Sequence[Any]]]:
 
 
 def _flatten(rows: Sequence[Sequence[Any]]) -> list[Any]:
-    return [value for row in rows for value in row]
+    return [*itertools.chain.from_iterable(rows)]

@@ -59,8 +59,9 @@ _HISTORY_SUBJECT: Final = "CREATE INDEX history_subject ON history (workspace, k
 
 _TABLES: Final = (
     # Numbers of the store itself: version, min_reader, opens (how often it was opened), merged (the
-    # keys of all events up to this one are in event_keys) and epoch (another one for each writer);
-    # and a text, engage: the version of engage that made the tables or brought them up to date.
+    # keys of all events up to this one are in event_keys), epoch (another one for each writer) and
+    # incarnation (another one for each store, also for one that is restored: cursors have it); and
+    # a text, engage: the version of engage that made the tables or brought them up to date.
     "CREATE TABLE store (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
     # seq is the order of commits: it is assigned inside the write transaction, and SQLite runs one
     # of these at a time. AUTOINCREMENT, so that the number of an expired event is never used again.
@@ -198,6 +199,11 @@ _STOPPING: Final = f"""SELECT count(*) FROM (SELECT *, user_id AS name FROM choi
         AND n.name = v.name AND n.created_at NOT NULL)"""
 
 _RESERVED: Final = f"FROM traits WHERE substr(trait, 1, {len(TRUSTED)}) = '{TRUSTED}'"
+
+#: Make it another store than each that it is a copy of; or make sure that it is a known one.
+RENEW: Final = "INSERT OR REPLACE INTO store VALUES ('incarnation', random())"
+_MAKE_KNOWN: Final = RENEW.replace("REPLACE", "IGNORE")
+_IS_KNOWN: Final = "SELECT count(*) FROM store WHERE name = 'incarnation'"
 
 #: Version → the statements that make a store of it from one of the version before.
 MIGRATIONS: Final[Mapping[int, Sequence[str]]] = {
@@ -369,6 +375,7 @@ def create(db: sqlite3.Connection) -> None:
         db.execute(statement)
     names = {"version": VERSION, "min_reader": MIN_READER, "opens": 0, "merged": 0, "epoch": 0}
     db.executemany("INSERT INTO store VALUES (?, ?)", [*names.items(), ("engage", ENGAGE_VERSION)])
+    db.execute(RENEW)
 
 
 def migrate(db: sqlite3.Connection, path: str) -> None:
@@ -376,10 +383,11 @@ def migrate(db: sqlite3.Connection, path: str) -> None:
 
     :raises sqlite3.Error: if it fails; the store is as it was.
     """
-    if version_of(db) >= VERSION:
+    if version_of(db) >= VERSION and db.execute(_IS_KNOWN).fetchone()[0]:
         return
     db.execute("BEGIN IMMEDIATE")
     try:
+        db.execute(_MAKE_KNOWN)
         # Another process may have done it since.
         version = version_of(db)
         for number, statements in MIGRATIONS.items():

@@ -1,375 +1,297 @@
 # SPDX-License-Identifier: Apache-2.0
 """The steps of plans as statements of SQL, in a transaction of the caller.
 
-The file has a few tables in another form than the plans: :class:`_Sql` knows it.
+Events have steps of their own: their keys lead to numbers, and the numbers to the rows. A row has a
+hash as its key. An erased event leaves a row without origin and message id.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any, Final, TypeVar
 
 from engage.api import StorageContext
+from engage.store.events import ERASED_TYPE, EVENTS
 from engage.store.keys import key_of
 from engage.store.tables import (
-    MAX_PAGE_BYTES,
+    MAX_STORED_BYTES,
     Add,
+    Context,
     Delete,
     Get,
     Key,
-    Page,
     Pages,
-    Place,
     Put,
+    Recall,
+    Remember,
     Row,
     Steps,
     Table,
     Under,
 )
-from engage.store.tables import execute as execute_steps
 
 from .connection import insert, look_up
+from .keys import parts
+from .keys.keys import Keys
+from .pages import delete_page, page
+from .remembered import Remembered
+from .tables import OWNERS, Numbers, sql_of
 
 Result = TypeVar("Result")
 
-#: Table → the column with the numbers of its rows, if that is not ``number``.
-_NUMBERS: Final = {"letters": "seq", "history": "seq", "choices": "id", "profiles": "id"}
-#: The tables whose unique key is in one column, ``key``, as a hash.
-_HASHED: Final = frozenset({"letters"})
-#: Table within another one → the columns of that one's key that its rows have beside the number of
-#: the row to which they belong: an index has them.
-_BESIDE: Final = {"links": ("workspace",), "identifiers": ("workspace", "kind")}
-
-#: The tables of rows to which others belong. The last column is the number.
-_OWNERS: Final = frozenset({"profiles"})
-
-#: The numbers of the rows to which others belong, by their keys, as far as a plan has met them;
-#: None: there is no row.
-_Numbers = dict[Key, int | None]
+_WIDTH: Final = len(EVENTS.columns)
+_COLUMNS: Final = ", ".join(EVENTS.columns)
+_FOUND: Final = "FROM {keys} w CROSS JOIN events ON seq = w.column2 AND key = w.column1"
+_INSERT: Final = f"INSERT INTO events (seq, {_COLUMNS}, key)"
+_UPDATE: Final = f"UPDATE events SET ({_COLUMNS}) = ({', '.join('?' * _WIDTH)}) WHERE seq = ?"
+#: Find the number of a key where it is looked for first, and then among the newest events, which
+#: takes a while.
+_NUMBER: Final = (
+    f"SELECT seq FROM events WHERE key = ?1 AND seq IN ({parts.NUMBERS})",
+    "SELECT seq FROM events WHERE key = ?1 "
+    "AND seq > (SELECT value FROM store WHERE name = 'merged') ORDER BY seq DESC LIMIT 1",
+)
 
 
-def execute(db: sqlite3.Connection, steps: Steps[Result], context: StorageContext) -> Result:
+class Run:
+    """What the execution of one plan has met.
+
+    :param keys: those of the process that writes; otherwise their table is read.
+    :param remembered: by the process that writes.
+    """
+
+    def __init__(self, keys: Keys | None = None, remembered: Remembered | None = None) -> None:
+        self.keys = keys
+        self.remembered = remembered
+        #: What is to be remembered after the commit.
+        self.new: list[Remember] = []
+        self.owners: Numbers = {}
+        #: The keys of new events, in the order of their numbers. None: the plan adds none.
+        self.added: list[bytes] | None = None
+
+
+def execute(
+    db: sqlite3.Connection, steps: Steps[Result], context: StorageContext, run: Run | None = None
+) -> Result:
     """Execute the steps of a plan, and return its result."""
-    numbers: _Numbers = {}
-    return execute_steps(steps, lambda step: _EXECUTE[type(step)](db, step, numbers), context)
+    met = run or Run()
+    answer: Any = None
+    try:
+        while True:
+            step: Any = steps.send(answer)
+            kind = type(step)
+            if kind in _EVENTS and step.table.name == "events":
+                answer = _EVENTS[kind](db, step, met)
+            else:
+                answer = context if kind is Context else _EXECUTE[kind](db, step, met)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
 
 
-class _Sql:
-    """The parts of the statements over a table."""
-
-    def __init__(self, table: Table) -> None:
-        self.table = table
-        self.owner = None if table.within is None else _sql(table.within)
-        #: How many columns of the key are one number in the file.
-        self.width = 0 if table.within is None else table.within.key
-        self._number = "profile" if self.owner else _NUMBERS.get(table.name, "number")
-        self.is_hashed = table.name in _HASHED
-        beside = _BESIDE.get(table.name, ())
-        self._beside = [table.columns.index(name) for name in beside]
-        own = [self.column(name) for name in table.columns[self.width :]]
-        first = [self._number] if self.owner else ["key"] if self.is_hashed else []
-        self.key = first if self.is_hashed else [*first, *own[: table.key - self.width]]
-        written = [*first, *own, *beside]
-        values = [f"{one} = excluded.{one}" for one in own if one not in (*self.key, self._number)]
-        target = f"ON CONFLICT ({', '.join(self.key)}) DO"
-        self.insert = f"INSERT INTO {table.name} ({', '.join(written)})"
-        self.or_skip = f"{target} NOTHING"
-        # A row that is all key is replaced by itself.
-        self.or_replace = self.or_skip
-        if values:
-            self.or_replace = f"{target} UPDATE SET {', '.join(values)} {_if_it_wins(table)}"
-        same = " AND ".join(f"{name} = ?" for name in self.key)
-        self.delete = f"DELETE FROM {table.name} WHERE {same}"
-        #: What is read of a row if the row to which it belongs is known, and if it is not.
-        read = [*(first if self.owner else ()), *own]
-        self.short = ", ".join(f"{table.name}.{name}" for name in read)
-        self.columns = ", ".join(map(self.reference, table.columns))
-        #: The columns that count towards the bytes of a page.
-        self.large = [at for at, kind in enumerate(table.types.values()) if kind is bytes]
-        self.source = table.name
-        if self.owner is not None:
-            number = self.owner.reference("number")
-            self.source += f" CROSS JOIN {self.owner.table.name} ON {number} = {table.name}.profile"
-
-    def column(self, name: str) -> str:
-        """Return how a column is called in the file."""
-        return self._number if name == "number" else name
-
-    @functools.cache  # noqa: B019 (each table has one)
-    def reference(self, name: str) -> str:
-        """Return a column with the alias of its table."""
-        at = self.table.columns.index(name) if name in self.table.columns else self.width
-        if at < self.width and at not in self._beside:
-            return f"{self.owner.table.name}.{name}" if self.owner else name
-        return f"{self.table.name}.{self.column(name)}"
-
-    def keys(self, db: sqlite3.Connection, keys: Iterable[Key], numbers: _Numbers) -> list[Key]:
-        """Return the values of the columns of the key in the file, or of their beginning."""
-        if self.is_hashed:
-            return [(key_of(*key),) for key in keys]
-        if self.owner is None:
-            return [*keys]
-        keys, width = [*keys], self.width
-        self.owner.load(db, {key[:width] for key in keys}, numbers)
-        return [
-            (number, *key[width:]) for key in keys if (number := numbers[key[:width]]) is not None
-        ]
-
-    def rows(self, db: sqlite3.Connection, rows: Iterable[Row], numbers: _Numbers) -> list[Row]:
-        """Return the values that are written of rows."""
-        if self.is_hashed:
-            return [(key_of(*row[: self.table.key]), *row) for row in rows]
-        if self.owner is None:
-            return [*rows]
-        rows, width = [*rows], self.width
-        self.owner.load(db, {row[:width] for row in rows}, numbers)
-        return [
-            (numbers[row[:width]], *row[width:], *[row[at] for at in self._beside]) for row in rows
-        ]
-
-    def load(self, db: sqlite3.Connection, keys: Collection[Key], numbers: _Numbers) -> None:
-        """Learn the numbers of rows."""
-        if missing := [key for key in keys if key not in numbers]:
-            columns = ", ".join((*self.key, self._number))
-            numbers.update(dict.fromkeys(missing))
-            for row in look_up(db, self.look_up(columns, self.table.key), missing):
-                numbers[row[:-1]] = row[-1]
-
-    @functools.cache  # noqa: B019 (each table has one)
-    def look_up(self, columns: str, count: int) -> str:
-        """Return the query for rows whose key in the file begins with ``count`` values."""
-        table, key = self.table.name, self.key[:count]
-        same = " AND ".join(f"{table}.{one} = k.column{at}" for at, one in enumerate(key, 1))
-        return f"SELECT {columns} FROM {{keys}} k CROSS JOIN {table} ON {same}"
-
-    def read(
-        self, db: sqlite3.Connection, keys: Collection[Key], numbers: _Numbers
-    ) -> Iterable[Row]:
-        """Yield the rows whose keys begin with these; all have the same length."""
-        stored = self.keys(db, keys, numbers)
-        if not stored:
-            return ()
-        rows = look_up(db, self.look_up(self.short, len(stored[0])), stored)
-        if self.owner is None:
-            return rows
-        owners = {numbers[key[: self.width]]: key[: self.width] for key in keys}
-        return [(*owners[row[0]], *row[1:]) for row in rows]
-
-
-_sql: Final = functools.cache(_Sql)
-
-
-def _if_it_wins(table: Table) -> str:
-    """Return the condition under which a row of a register replaces another one."""
-    cases, equal = [], ""
-    for name in table.register:
-        column, sign = name.removeprefix("-"), "<" if name.startswith("-") else ">"
-        cases.append(f"{equal}excluded.{column} {sign} {table.name}.{column}")
-        equal += f"excluded.{column} = {table.name}.{column} AND "
-    return f"WHERE {' OR '.join(cases)}" if cases else ""
-
-
-def _get(db: sqlite3.Connection, step: Get, numbers: _Numbers) -> dict[Key, Row]:
+def _get(db: sqlite3.Connection, step: Get, run: Run) -> dict[Key, Row]:
     width = step.table.key
-    found = {row[:width]: row for row in _sql(step.table).read(db, step.keys, numbers)}
-    if step.table.name in _OWNERS:
-        numbers.update({key: found[key][-1] if key in found else None for key in step.keys})
+    found = {row[:width]: row for row in sql_of(step.table).read(db, step.keys, run.owners)}
+    if step.table.name in OWNERS and "number" in step.table.columns:
+        run.owners.update({key: found[key][-1] if key in found else None for key in step.keys})
     return found
 
 
-def _under(db: sqlite3.Connection, step: Under, numbers: _Numbers) -> dict[Key, list[Row]]:
+def _under(db: sqlite3.Connection, step: Under, run: Run) -> dict[Key, list[Row]]:
     found: dict[Key, list[Row]] = {prefix: [] for prefix in step.prefixes}
     width = len(next(iter(found), ()))
     if step.by:
-        at = [step.table.columns.index(name) for name in step.by[:width]]
-        for row in look_up(db, _by_index(step, width), found):
+        at = [sql_of(step.table).at[name] for name in step.by[:width]]
+        query = _by_index(step.table, step.by, width, (*step.equal.items(),), step.first)
+        for row in look_up(db, query, found):
             found[tuple([row[one] for one in at])].append(row)
-    elif width == (sql := _sql(step.table)).width:
+    elif width == (sql := sql_of(step.table)).width:
         # By the numbers of the rows to which they belong.
-        stored = sql.keys(db, found, numbers)
-        of_number = {numbers[owner]: (owner, rows) for owner, rows in found.items()}
-        for number, *row in look_up(db, sql.look_up(sql.short, 1), stored):
-            owner, rows = of_number[number]
-            rows.append((*owner, *row))
+        stored = sql.keys(db, found, run.owners)
+        of_number = {run.owners[owner]: (owner, rows) for owner, rows in found.items()}
+        for row in look_up(db, sql.look_up(sql.short, 1), stored):
+            owner, rows = of_number[row[0]]
+            rows.append(owner + row[1:])
     else:
-        for row in _sql(step.table).read(db, found, numbers):
+        for row in sql_of(step.table).read(db, found, run.owners):
             found[row[:width]].append(row)
     return found
 
 
-def _by_index(step: Under, width: int) -> str:
+@functools.cache
+def _by_index(
+    table: Table, by: tuple[str, ...], width: int, equal: tuple[Any, ...], first: bool
+) -> str:
     """Return the query for the rows under prefixes of an index."""
-    sql, name = _sql(step.table), step.table.name
+    sql, name = sql_of(table), table.name
 
     def where(alias: str) -> str:
         return " AND ".join(
             (
-                *(f"{alias}.{one} = k.column{at}" for at, one in enumerate(step.by[:width], 1)),
-                *(f"{alias}.{one} IS NOT NULL" for one in step.by[width:]),
-                *(f"{alias}.{one} = {value!r}" for one, value in step.equal.items()),
+                *(f"{alias}.{one} = k.column{at}" for at, one in enumerate(by[:width], 1)),
+                *(f"{alias}.{one} IS NOT NULL" for one in by[width:]),
+                *(f"{alias}.{one} = {value!r}" for one, value in equal),
             )
         )
 
     select = f"SELECT {sql.columns} FROM {{keys}} k CROSS JOIN {sql.source}"
-    if not step.first:
+    if not first:
         return f"{select} WHERE {where(name)}"
     # The prefix has the other columns of the key.
     number = sql.key[0]
-    order = ", ".join(f"f.{one}" for one in (*step.by[width:], number))
+    order = ", ".join(f"f.{one}" for one in (*by[width:], number))
     rows = f"{name} f WHERE {where('f')} ORDER BY {order} LIMIT 1"
     return f"{select} WHERE {number} = (SELECT f.{number} FROM {rows}) AND {where(name)}"
 
 
-def _add(db: sqlite3.Connection, step: Add, numbers: _Numbers) -> dict[Key, Row]:
-    sql, rows = _sql(step.table), list(step.rows)
+def _add(db: sqlite3.Connection, step: Add, run: Run) -> dict[Key, Row]:
+    sql, rows = sql_of(step.table), list(step.rows)
     if step.table.columns[0] == "number":  # No row has a key yet.
         insert(db, sql.insert, rows)
         return {}
-    stored = _get(db, Get(step.table, {row[: step.table.key] for row in rows}), numbers)
+    stored = _get(db, Get(step.table, {row[: step.table.key] for row in rows}), run)
     new = [row for row in rows if row[: step.table.key] not in stored]
-    insert(db, sql.insert, sql.rows(db, new, numbers), sql.or_skip)
+    insert(db, sql.insert, sql.rows(db, new, run.owners), sql.or_skip)
     return stored
 
 
-def _put(db: sqlite3.Connection, step: Put, numbers: _Numbers) -> None:
-    sql = _sql(step.table)
-    insert(db, sql.insert, sql.rows(db, step.rows, numbers), sql.or_replace)
-    if step.table.name in _OWNERS:
-        for row in step.rows:
-            if row[-1] is None:
-                numbers.pop(row[: step.table.key], None)
+def _put(db: sqlite3.Connection, step: Put, run: Run) -> None:
+    sql = sql_of(step.table)
+    insert(db, sql.insert, sql.rows(db, step.rows, run.owners), sql.or_replace)
 
 
-def _delete(db: sqlite3.Connection, step: Delete, numbers: _Numbers) -> int:
-    sql = _sql(step.table)
-    deleted = db.executemany(sql.delete, sql.keys(db, step.keys, numbers)).rowcount
-    if step.table.name in _OWNERS:
-        numbers.update(dict.fromkeys(step.keys))
+def _delete(db: sqlite3.Connection, step: Delete, run: Run) -> int:
+    if isinstance(step.keys, Pages):
+        run.owners.clear()
+        return delete_page(db, step.keys)
+    sql = sql_of(step.table)
+    deleted = db.executemany(sql.delete, sql.keys(db, step.keys, run.owners)).rowcount
+    if step.table.name in OWNERS:
+        run.owners.update(dict.fromkeys(step.keys))
     return max(0, deleted)
 
 
-class _Query:
-    """The query of a page."""
-
-    def __init__(self, step: Pages) -> None:
-        self.step = step
-        self.sql = _sql(step.table)
-        order = step.order
-        self.order = [self.sql.reference(name) for name in order]
-        self.given = step.given
-        #: The columns of the order that differ.
-        self.free = self.order[self.given :]
-        self.conditions: list[str] = []
-        self.values: list[Any] = []
-        for name in order[: self.given]:
-            self._where(f"{self.sql.reference(name)} = ?", [step.equal[name]])
-        for sign, bound in ((">=", step.low), ("<", step.high)):
-            if bound is not None:
-                self._where(f"{self.free[0]} {sign} ?", [bound])
-        if step.after is not None:
-            self._behind(">", step.after)
-
-    def _where(self, condition: str, values: Sequence[Any]) -> None:
-        self.conditions.append(condition)
-        self.values += values
-
-    def _behind(self, sign: str, place: Place) -> None:
-        if self.step.reverse:
-            sign = sign.translate({ord("<"): ">", ord(">"): "<"})
-        if not self.free:  # There is one row at most, and the place is behind it.
-            self._where("TRUE" if "=" in sign else "FALSE", [])
-            return
-        columns, marks = ", ".join(self.free), ", ".join("?" * len(self.free))
-        self._where(f"({columns}) {sign} ({marks})", place[self.given :])
-
-    @property
-    def is_filtered(self) -> bool:
-        """Whether there are conditions that the order does not serve."""
-        step = self.step
-        return bool(step.one_of or step.least) or len(step.equal) > self.given
-
-    def filter(self) -> None:
-        """Add these conditions. With a + SQLite keeps to the order, and uses no other index."""
-        for name in self.step.equal.keys() - {*self.step.order[: self.step.given]}:
-            self._where(f"+{self.sql.reference(name)} IS ?", [self.step.equal[name]])
-        for name, values in self.step.one_of.items():
-            column, marks = f"+{self.sql.reference(name)}", ", ".join("?" * len(values))
-            or_null = f" OR {column} IS NULL" * (None in values)
-            self._where(f"({column} IN ({marks}){or_null})", [*values])
-        for name, value in self.step.least.items():
-            self._where(f"+{self.sql.reference(name)} >= ?", [value])
-
-    def end(self, place: Place) -> None:
-        """Look at no row behind a place."""
-        self._behind("<=", place)
-
-    def rows(
-        self, db: sqlite3.Connection, columns: str, tail: str, *, back: bool = False
-    ) -> sqlite3.Cursor:
-        """Return the rows in order, or from the last one back."""
-        way = " DESC" if self.step.reverse is not back else ""
-        order = ", ".join(f"{name}{way}" for name in self.free or self.order)
-        where = " AND ".join(self.conditions) or "TRUE"
-        return db.execute(
-            f"SELECT {columns} FROM {self.sql.source} WHERE {where} ORDER BY {order} {tail}",
-            self.values,
-        )
+def _recall(_: sqlite3.Connection, step: Recall, run: Run) -> Mapping[Any, Any]:
+    return {} if run.remembered is None else run.remembered.of(step.topic)
 
 
-def _end(db: sqlite3.Connection, step: Pages, query: _Query) -> tuple[Place | None, bool]:
-    """Return the place of the last row that a page looks at, if there is one, and whether there may
-    be rows behind it."""
-    places = ", ".join(query.order)
-    if step.order != ("number",):
-        if end := query.rows(db, places, f"LIMIT 1 OFFSET {step.most - 1}").fetchone():
-            return end, True
-        return query.rows(db, places, "LIMIT 1", back=True).fetchone(), False
-    # The rows are large, so they are not counted.
-    first = query.rows(db, places, "LIMIT 1").fetchone()
-    if first is None:
-        return None, False
-    function, sign = ("min", -1) if step.reverse else ("max", 1)
-    newest = db.execute(f"SELECT {function}({places}) FROM {query.sql.source}").fetchone()[0]
-    far = first[0] + sign * (step.most - 1)
-    return (min(far, newest, key=lambda number: sign * number),), sign * far < sign * newest
+def _remember(_: sqlite3.Connection, step: Remember, run: Run) -> None:
+    if step.values is not None:
+        run.new.append(step)
+    elif run.remembered is not None:
+        run.remembered.forget(step.topic)
 
 
-def _page(db: sqlite3.Connection, step: Pages, _: _Numbers) -> Page:
-    query = _Query(step)
-    end, more = None, False
-    if query.is_filtered:
-        end, more = _end(db, step, query)
-        if end is not None:
-            query.end(end)
-        query.filter()
-    sql, limit = query.sql, f"LIMIT {step.limit + 1}"
-    if not sql.large and {*step.order} <= {*step.table.columns}:
-        # Nothing has to be counted, and the last row has the place.
-        rows = query.rows(db, sql.columns, limit).fetchall()
-        if len(rows) > step.limit:
-            del rows[step.limit :]
-            end, more = None, True
-        if end is None and rows:
-            end = tuple([rows[-1][step.table.columns.index(name)] for name in step.order])
-        return Page(rows, end or step.after, more)
-    rows = []
-    place, size, width = step.after, 0, len(query.order)
-    for found in query.rows(db, f"{', '.join(query.order)}, {sql.columns}", limit):
-        if len(rows) == step.limit or size > MAX_PAGE_BYTES:
-            return Page(rows, place, more=True)
-        place, row = found[:width], found[width:]
-        rows.append(row)
-        size += sum([len(row[at] or b"") for at in sql.large])
-    return Page(rows, place if end is None else end, more)
+# ---------------------------------------------------------------------------------------- events
+def hash_of(row: Row) -> bytes:
+    """Return the key in the file of a row or a key."""
+    return row[-1] if len(row) > _WIDTH else key_of(*row[: EVENTS.key])
 
 
-_EXECUTE: Final[dict[type, Callable[[sqlite3.Connection, Any, _Numbers], Any]]] = {
+def _select(table: Table) -> str:
+    return f"SELECT key, {', '.join(table.columns)} {_FOUND}"
+
+
+def _found(
+    db: sqlite3.Connection, wanted: AbstractSet[bytes], run: Run
+) -> Collection[tuple[bytes, int]]:
+    """Return the keys and the numbers of events that may be stored."""
+    found: dict[bytes, int] = {}
+    if run.keys is None:
+        for key in wanted:
+            rows = (db.execute(query, (key,)).fetchone() for query in _NUMBER)
+            if (row := next(filter(None, rows), None)) is not None:
+                found[key] = row[0]
+        return found.items()
+    if not run.keys.is_taken_over:
+        run.keys.take_over(db)
+    found = run.keys.candidates(db, wanted)
+    if run.added:
+        new = dict(zip(run.added, itertools.count(run.keys.next_number), strict=False))
+        found.update({key: new[key] for key in wanted if key in new})
+    return found.items()
+
+
+def _get_events(db: sqlite3.Connection, step: Get, run: Run) -> dict[Key, Row]:
+    keys = {hash_of(key): key for key in step.keys}
+    rows = look_up(db, _select(step.table), _found(db, keys.keys(), run))
+    return {keys[row[0]]: row[1:] for row in rows}
+
+
+def _add_events(db: sqlite3.Connection, step: Add, run: Run) -> dict[Key, Row]:
+    keys = run.keys
+    assert keys is not None
+    keys.require_room()
+    given = [row if len(row) > _WIDTH else _in_file(row) for row in step.rows]
+    new = {row[-1]: row for row in given}
+    if len(new) < len(given):
+        # Of each key, the first.
+        new.update({row[-1]: row for row in reversed(given)})
+    found = _found(db, new.keys(), run)
+    stored = _stored(db, found) if found else {}
+    for key in stored:
+        del new[key]
+    run.added = [] if run.added is None else run.added
+    first = keys.next_number + len(run.added)
+    insert(db, _INSERT, [(number, *row) for number, row in enumerate(new.values(), first)])
+    run.added += new
+    if not stored:
+        return {}
+    return {row[:3]: stored[key] for row in step.rows if (key := hash_of(row)) in stored}
+
+
+def _put_events(db: sqlite3.Connection, step: Put, run: Run) -> None:
+    rows = {row[-1]: row for row in map(_in_file, step.rows)}
+    stored = look_up(db, f"SELECT key, seq {_FOUND}", _found(db, rows.keys(), run))
+    db.executemany(_UPDATE, [(*rows.pop(key)[:-1], number) for key, number in stored])
+    if rows:
+        _add_events(db, Add(step.table, rows.values()), run)
+
+
+def _delete_events(db: sqlite3.Connection, step: Delete, run: Run) -> int:
+    if isinstance(step.keys, Pages):
+        return delete_page(db, step.keys)
+    found = _found(db, {hash_of(key) for key in step.keys}, run)
+    deleted = db.executemany("DELETE FROM events WHERE key = ? AND seq = ?", found)
+    return max(0, deleted.rowcount)
+
+
+def _stored(db: sqlite3.Connection, found: Collection[tuple[bytes, int]]) -> dict[bytes, Row]:
+    """Return the rows that are stored; see :class:`Add` for their bodies."""
+    rows = look_up(db, _select(EVENTS), found)
+    if sum([len(row[-1]) for row in rows]) > MAX_STORED_BYTES:
+        rows.sort(key=lambda row: len(row[-1]))
+        sizes = itertools.accumulate(len(row[-1]) for row in rows)
+        rows = [
+            row if size <= MAX_STORED_BYTES else (*row[:-1], None)
+            for row, size in zip(rows, sizes, strict=True)
+        ]
+    return {row[0]: row[1:] for row in rows}
+
+
+def _in_file(row: Row) -> Row:
+    """Return a row as it is stored, with its key as the last value."""
+    key = hash_of(row)
+    return (row[0], "", "", *row[3:], key) if row[3] == ERASED_TYPE else (*row, key)
+
+
+_EXECUTE: Final[dict[type, Callable[[sqlite3.Connection, Any, Run], Any]]] = {
     Get: _get,
     Under: _under,
     Add: _add,
     Put: _put,
     Delete: _delete,
-    Pages: _page,
+    Pages: lambda db, step, run: page(db, step, run.owners),
+    Recall: _recall,
+    Remember: _remember,
+}
+#: The same over events.
+_EVENTS: Final[dict[type, Callable[[sqlite3.Connection, Any, Run], Any]]] = {
+    Get: _get_events,
+    Add: _add_events,
+    Put: _put_events,
+    Delete: _delete_events,
 }

@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import os
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -16,35 +16,30 @@ from engage.api import (
     Backup,
     BackupStore,
     ErasureStore,
-    Event,
-    EventFilter,
     EventStore,
     Helper,
     OnBytes,
-    Outcome,
-    Page,
     StorageContext,
     StorageUnavailable,
     StoreProblem,
     VerifiableStore,
 )
+from engage.store import events
 from engage.store.facade import (
     PlannedChoices,
     PlannedCounts,
+    PlannedEvents,
     PlannedLetters,
     PlannedProfiles,
     PlannedRecords,
     PlannedSuppressions,
 )
-from engage.store.keys import is_text, key_of
 from engage.store.tables import Plan
 
 from . import backup, verification
 from .connection import Settings
 from .reader import Reader
 from .steps import execute
-from .tables import events
-from .tables.events import row_of
 from .worker_thread import WorkerThread
 from .writer import operations
 from .writer.writer import Writer
@@ -58,7 +53,7 @@ MIN_FREE_BYTES: Final = 512 * 1024 * 1024
 
 
 class SqliteStorage(
-    EventStore,
+    PlannedEvents,
     PlannedProfiles,
     PlannedChoices,
     PlannedSuppressions,
@@ -79,7 +74,6 @@ class SqliteStorage(
         self._writer = Writer(settings, had_store=had_store, supervised=supervised)
         self._reader = Reader(settings)
         self._reader_thread: WorkerThread | None = None
-        self.dropped_changes = 0
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any], context: StorageContext) -> SqliteStorage:
@@ -157,67 +151,22 @@ class SqliteStorage(
         self, plan: Plan[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
     ) -> Result:
         assert not kwargs
+        if plan is events.write:
+            return await self._writer.write(*args)  # type: ignore[arg-type,return-value]
         return await self._writer.call(operations.of(plan), *args)
 
     async def read(
         self, plan: Plan[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
     ) -> Result:
+        if plan is events.find and self._writer.is_connected:
+            # It has the newest keys in memory, and a reader has to read them.
+            return await self.run(plan, *args, **kwargs)
         return await self._read(execute, plan(*args, **kwargs), self._settings.context)
 
     async def _read(self, function: Callable[..., Item], *arguments: Any) -> Item:
         if self._reader_thread is None:
             raise StorageUnavailable("the storage is not open")
         return await self._reader_thread.call(self._reader.call, function, *arguments)
-
-    async def _page(
-        self,
-        function: Callable[..., tuple[Sequence[Item], int | None]],
-        *arguments: Any,
-        after: str | None,
-        limit: int,
-    ) -> Page[Item]:
-        number = None if after is None else _number(after)
-        items, cursor = await self._read(function, *arguments, number, limit)
-        return Page(items, None if cursor is None else str(cursor))
-
-    # ---------------------------------------------------------------------------- events
-    async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        outcomes, dropped = await self._writer.write(events)
-        self.dropped_changes += dropped
-        return outcomes
-
-    async def find(self, workspace_id: str, origin: str, message_id: str) -> Event | None:
-        if not is_text(workspace_id + origin + message_id):
-            return None
-        if self._writer.is_connected:
-            # It has the newest keys in memory, and a reader has to read them.
-            return await self._writer.call(operations.FIND, workspace_id, origin, message_id)
-        return await self._read(events.find, key_of(workspace_id, origin, message_id))
-
-    async def scan(
-        self,
-        wanted: EventFilter,
-        *,
-        after: str | None,
-        limit: int,
-    ) -> Page[Event]:
-        return await self._page(events.scan, wanted, after=after, limit=limit)
-
-    async def expire(self, before: int, *, limit: int, force: bool = False) -> int:
-        return await self._writer.call(operations.EXPIRE, before, limit, force)
-
-    async def recent(
-        self, wanted: EventFilter, *, before: str | None = None, limit: int
-    ) -> Page[Event]:
-        return await self._page(events.recent, wanted, after=before, limit=limit)
-
-    # --------------------------------------------------------------------------- erasing
-    async def erase_events(self, events: Sequence[Event], marks: Sequence[bytes]) -> int:
-        keys = [key_of(*event.identity) for event in events]
-        return await self._writer.call(operations.MARK_ERASED, dict(zip(keys, marks, strict=True)))
-
-    async def reapply(self, events: Sequence[Event]) -> None:
-        await self._writer.call(operations.REAPPLY, [*map(row_of, events)])
 
     async def settle(self) -> bool:
         return await self._writer.call(operations.EMPTY_LOG)
@@ -249,9 +198,3 @@ class SqliteStorage(
     # ---------------------------------------------------------------------- verification
     def problems(self) -> AsyncIterator[StoreProblem | int]:
         return verification.problems(self._read, self._writer)
-
-
-def _number(cursor: str) -> int:
-    if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
-        raise ValueError("not a cursor of the SQLite storage")
-    return int(cursor)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sqlite3
 import time
@@ -13,7 +14,7 @@ from typing import Final
 from engage.api import StorageMissing, StorageUnavailable
 from engage.store.keys import key_of
 
-from . import checkpoint, schema
+from . import checkpoint, identifiers, schema
 from .connection import (
     FileConnection,
     Settings,
@@ -27,7 +28,7 @@ from .connection import (
     translating_errors,
 )
 from .keys.keys import Keys
-from .known import Known
+from .remembered import Remembered
 
 #: Seconds between two attempts to get a lock that another process holds.
 LOCK_PAUSE: Final = 0.0005
@@ -47,7 +48,9 @@ class Transactions(FileConnection):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings, readonly=False)
         self.keys = Keys(settings.path)
-        self._known = Known(settings.context.identifiers)
+        #: The limits, and the traits by which users are looked up.
+        self.context = settings.context
+        self.remembered = Remembered()
         self._checkpoints = checkpoint.Checkpoints(settings)
         #: Set by an I/O error: earlier commits may be in memory only. A checkpoint reads and syncs
         #: all of them.
@@ -132,7 +135,14 @@ class Transactions(FileConnection):
                 db.create_function("change_key", -1, key_of, deterministic=True)
                 schema.migrate(db, self.settings.path)
             schema.require_current(db, self.settings.path)
-            self._known.prepare(db, serving=self._serving)
+            # Another file may be at the path now.
+            self.remembered.forget()
+            self.context = self.settings.context
+            if self._serving:
+                identifiers.index(db, self.context.identifiers)
+            else:
+                stored = identifiers.indexed(db)
+                self.context = dataclasses.replace(self.context, identifiers=stored)
         finally:
             self.is_preparing = False
         # From here on only _begin waits for a lock.

@@ -14,10 +14,10 @@ from typing import Any, Final
 import orjson
 
 from engage.api import ERASED, StorageUnavailable, StoreProblem, identifier_value
+from engage.store.events import ERASED_TYPE
 from engage.store.keys import key_of
 from engage.store.profiles import GROUP, VISITOR
 
-from .tables.events import ERASED_TYPE
 from .writer import operations
 from .writer.writer import Writer
 

@@ -35,7 +35,7 @@ from engage.upkeep.erasures import ErasuresFileError
 from engage.upkeep.tombstones import Tombstones, hashed_address, put_tombstones
 from support.loaders import caught_up, loading, put
 from support.memory_log import MemoryBroker
-from support.memory_store import MemoryEvents, letters_of
+from support.memory_store import MemoryEvents, events_of, letters_of
 from support.people import ACTOR, ADDRESSES, KEY, config, fill, lines, on_each, traces
 from support.sqlite import make
 from support.verifying import full
@@ -677,7 +677,7 @@ async def test_a_loader_drops_what_was_received_before_an_erasure(tmp_path: Path
     assert loader.metrics.loads == expected
     (kept,) = [one for one in letters_of(store).values() if one.message_id == "m3"]
     assert (kept.user_id, kept.reason) == ("bob", "message_id_conflict")
-    found = {one.message_id for one in store.stored.events.values()}
+    found = {one.message_id for one in events_of(store).values()}
     assert {"k4", "k5"} <= found
     assert not found & {"k1", "k2", "k3"}
     assert ("acme", "k6") not in letters_of(store)

@@ -34,6 +34,7 @@ from engage.testing.factories import all_pages, user, visitor
 from support import people
 from support.identity import SECRET as IDENTITY_SECRET
 from support.identity import hash_of
+from support.memory_store import events_of
 from support.pipeline import ACME, NOW, Core, make_core, send_event
 
 #: The same text is a user of one person and a visitor of another.
@@ -328,6 +329,6 @@ async def test_nobody_reaches_the_choices_of_others(
         assert chosen == await own.exported("mallory", *CHOSEN), seed
         if verified:
             ids = {one.id for one in OTHERS if one.kind is Kind.USER}
-            events = [x.document() for x in everything.store.stored.events.values()]
+            events = [x.document() for x in events_of(everything.store).values()]
             named = [x for x in events if x["workspaceId"] == "acme" and x.get("userId") in ids]
             assert "sent by the adversary" not in str(named), seed

@@ -227,7 +227,7 @@ async def test_an_event_of_another_with_an_erased_identity_is_a_conflict(tmp_pat
 async def test_a_conflict_with_an_erased_event_that_cannot_be_kept_is_refused() -> None:
     core = make_core(erasures_key=KEY)
     await send_event(core, FIRST)
-    (event,) = core.store.stored.events.values()
+    (event,) = core.store.events.values()
     await core.store.erase_events([event], [mark_of(event, KEY)])
     core.store.full = {"conflict"}
     error = await error_of(send_event(core, {**FIRST, "userId": "v"}))
@@ -286,7 +286,7 @@ async def test_a_delivery_whose_user_was_looked_up_is_no_conflict_with_an_erased
     """The provider repeats a delivery, and nobody, or somebody else, has the address now."""
     core = make_core(erasures_key=KEY)
     await core.pipeline.deliver("acme", "stripe", [{**first, "messageId": "m"}])
-    (stored,) = core.store.stored.events.values()
+    (stored,) = core.store.events.values()
     await core.store.erase_events([stored], [mark_of(stored, KEY)])
     result = await core.pipeline.deliver("acme", "stripe", [{**later, "messageId": "m"}])
     assert (result.accepted, result.duplicates) == (0, 1)

@@ -68,7 +68,7 @@ async def test_a_server_key_vouches(
         await send_batch(
             core, [{**forged, "type": operation, "messageId": "b"}], principal=principal(key)
         )
-        for event in core.store.stored.events.values():
+        for event in core.store.events.values():
             found = event.document().get("context", {}).get("engage", {}).get("trusted")
             assert found == (mark if key is SERVER else None)
         sure = {*(mark or ())} if operation == "identify" and "userId" in sent else set()

@@ -13,8 +13,9 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from engage.api import StorageContext
-from engage.store import memory
+from engage.api import EventFilter, StorageContext
+from engage.store import events, memory
+from engage.store.events import ERASED_TYPE, EVENTS, HEADS
 from engage.store.memory import MemoryTables
 from engage.store.tables import (
     Add,
@@ -23,13 +24,18 @@ from engage.store.tables import (
     Page,
     Pages,
     Place,
+    Plan,
     Put,
     Row,
     Steps,
     Table,
     Under,
 )
+from engage_plugins.sqlite import pages as sqlite_pages
 from engage_plugins.sqlite import steps
+from engage_plugins.sqlite.engine import Engine
+from engage_plugins.sqlite.keys import keys, merge, parts
+from support.sqlite import settings
 
 Change = Get | Under | Add | Put | Delete | Pages
 
@@ -86,7 +92,7 @@ def all_steps(draw: st.DrawFn, table: Table) -> Change:
     key = table.columns[: table.key]
     rows = st.lists(values(table, table.columns), max_size=4)
     keys = st.lists(values(table, key), max_size=4)
-    kind = draw(st.sampled_from([Get, Under, Add, Add, Put, Put, Delete, Pages]))
+    kind = draw(st.sampled_from([Get, Under, Add, Add, Put, Put, Delete, Delete, Pages]))
     if kind is Add:
         return Add(table, draw(rows))
     if kind is Put:
@@ -95,6 +101,9 @@ def all_steps(draw: st.DrawFn, table: Table) -> Change:
     if kind is Under:
         width = draw(st.integers(1, table.key))
         return Under(table, draw(st.lists(values(table, key[:width]), max_size=4)))
+    if kind is Delete and draw(st.booleans()):
+        # A page that looked at enough has other rows.
+        return Delete(table, draw(all_pages(table))._replace(most=50))
     return draw(all_pages(table)) if kind is Pages else kind(table, draw(keys))
 
 
@@ -282,7 +291,7 @@ def test_the_executors_return_the_same(
 def test_a_page_ends_with_the_row_that_makes_it_large(
     sqlite: Sqlite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (memory, steps):
+    for module in (memory, sqlite_pages):
         monkeypatch.setattr(module, "MAX_PAGE_BYTES", 45)
     sqlite.empty()
     rows = [(f"{number}", 0, "", b"x" * 20) for number in range(8)]
@@ -312,3 +321,111 @@ def test_a_number_is_not_given_again_after_its_row_was_deleted(sqlite: Sqlite) -
             side.check_numbers()
             side.execute(one(Delete(NUMBERED, [(name,)])))
             side.check_numbers()
+
+
+# ----------------------------------------------------------------------------------------- events
+_TEXTS = st.sampled_from(["", "a", "A\0", "ab%", "é"])
+_MAYBE = st.none() | _TEXTS
+_TIMES = st.integers(0, 6)
+_KEYS = st.tuples(st.just("acme"), st.sampled_from(["api", "x"]), _TEXTS)
+_ROWS = st.builds(
+    lambda key, kind, user, visitor, name, at, body: (*key, kind, user, visitor, name, at, 1, body),
+    *(_KEYS, st.sampled_from(["track", "page", "identify"]), _MAYBE, _MAYBE, _MAYBE, _TIMES),
+    st.sampled_from([b"{}", b'{"traits":{"a":1}}', b"["]),
+)
+_FILTERS = st.builds(
+    EventFilter,
+    **dict.fromkeys(("workspace_id", "type"), st.sampled_from([None, "acme", "track"])),
+    **dict.fromkeys(("since", "until"), st.none() | _TIMES),
+    **dict.fromkeys(("user_id", "name"), _MAYBE),
+    begins=st.lists(st.tuples(st.just(("message_id", "name")), _TEXTS), max_size=1),
+    ids=st.none() | st.lists(_TEXTS, max_size=2),
+)
+
+
+def each_step(*wanted: Change) -> Steps[list[Any]]:
+    return plan(wanted, fails=False)
+
+
+def without_keys(answer: Any) -> Any:
+    """Return an answer without the keys of erased events in their rows."""
+    if isinstance(answer, dict):
+        return {key: without_keys(value) for key, value in answer.items()}
+    if isinstance(answer, Page):
+        return without_keys(answer.rows)
+    if isinstance(answer, list):
+        return [*map(without_keys, answer)]
+    if isinstance(answer, tuple) and answer[3:4] == (ERASED_TYPE,):
+        return answer[3:]
+    return answer
+
+
+#: A plan with its arguments.
+_PLANS = st.one_of(
+    st.tuples(st.just(events.write), st.tuples(st.lists(_ROWS, max_size=6))),
+    st.tuples(st.just(events.find), _KEYS),
+    st.tuples(st.just(events.expire), st.tuples(_TIMES, st.integers(1, 3), st.booleans())),
+    st.tuples(
+        st.just(events.erase),
+        st.sets(_KEYS, max_size=3).map(lambda found: ([*found], [b"mark"] * len(found))),
+    ),
+    st.tuples(
+        st.just(events.scan),
+        st.tuples(_FILTERS, st.none(), st.integers(1, 4), st.booleans()),
+    ),
+    st.tuples(
+        st.just(Plan(each_step)),
+        st.lists(
+            st.one_of(
+                st.lists(_KEYS, max_size=3).map(lambda found: Get(EVENTS, found)),
+                st.lists(_ROWS, max_size=3).map(lambda found: Add(EVENTS, found)),
+                st.lists(_ROWS, max_size=2, unique_by=lambda row: row[:3]).map(
+                    lambda found: Put(EVENTS, found)
+                ),
+                st.lists(_KEYS, max_size=2).map(lambda found: Delete(HEADS, found)),
+                st.booleans().map(lambda reverse: Pages(EVENTS, 9, reverse=reverse)),
+            ),
+            max_size=5,
+        ).map(tuple),
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """The writer of a store whose keys are merged after a few events."""
+    engine = Engine(settings(tmp_path_factory.mktemp("engine") / "engage.db"))
+    with pytest.MonkeyPatch.context() as patch, contextlib.closing(engine):
+        patch.setattr(keys, "MERGE_KEYS", 20)
+        patch.setattr(merge, "LEAST_KEYS", 3)
+        patch.setattr(parts, "_LEAST_CAPACITY", 64)
+        patch.setattr(events, "MAX_ROWS", 3)
+        engine.open(create=True, serving=True)
+        yield engine
+
+
+@hypothesis.settings(max_examples=150, deadline=None, derandomize=True)
+@hypothesis.given(st.lists(_PLANS, max_size=12))
+def test_the_executors_keep_the_same_events(
+    engine: Engine, wanted: list[tuple[Plan[..., Any], tuple[Any, ...]]]
+) -> None:
+    tables = MemoryTables()
+    engine.run(events.expire, (9, 1000, True))
+    for made, arguments in wanted:
+
+        def both(*arguments: Any, made: Plan[..., Any] = made) -> tuple[Any, Any]:
+            return tables.execute(made(*arguments), CONTEXT), engine.run(made, arguments)
+
+        expected, found = both(*arguments)
+        if made is events.scan:
+            # Their pages may end at other places.
+            for page, side in ((expected, 0), (found, 1)):
+                assert len(page.items) <= arguments[2]
+                while page.cursor is not None:
+                    after = (arguments[0], page.cursor, *arguments[2:])
+                    page = both(*after)[side]
+                    (expected, found)[side].items.extend(page.items)
+            assert found.items == expected.items, arguments
+        else:
+            assert without_keys(found) == without_keys(expected), (made.name, arguments)
+    engine.work()

@@ -22,12 +22,12 @@ from engage.api import (
     SubscriptionChange,
     Suppression,
 )
-from engage.store import choices, letters, records, suppressions
+from engage.store import choices, events, letters, records, suppressions
 from engage.store.keys import KEY_BYTES, key_of
 from engage.store.profiles import PROFILES
 from engage.store.tables import Get, Put, Step, Steps, Table
 from engage.testing import memory_store
-from engage.testing.memory_base import Memory
+from engage.testing.memory_store import Memory
 
 
 def records_of(store: Memory) -> Mapping[tuple[str, str, str], Record]:
@@ -55,6 +55,12 @@ def edit(store: Memory, table: Table, *key: Any, **values: Any) -> None:
     run_steps(store, Put(table, [tuple(named.values())]))
 
 
+def events_of(store: Memory) -> Mapping[tuple[str, str, str], Event]:
+    """Return the events of a store, in order of arrival: identity → event."""
+    found = [row for row in store.stored.tables.rows(events.EVENTS) if row[3] != events.ERASED_TYPE]
+    return {one.identity: one for one in map(events.event_of, found)}
+
+
 def profiles_of(store: Memory) -> set[tuple[str, int, str]]:
     """Return the users, visitors and groups of a store."""
     return {(row[0], row[1], row[2]) for row in store.stored.tables.rows(PROFILES)}
@@ -76,8 +82,6 @@ class MemoryEvents(memory_store.MemoryEvents):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        #: In order of arrival.
-        self.events = self.stored.events
         #: The message ids of each write.
         self.writes: list[list[str]] = []
         #: How many events each call of ``expire`` deleted.
@@ -91,6 +95,11 @@ class MemoryEvents(memory_store.MemoryEvents):
         self.refuse: dict[str, str] = {}
         #: Whether the outcome of a duplicate carries the stored event.
         self.with_stored = True
+
+    @property
+    def events(self) -> Mapping[tuple[str, str, str], Event]:
+        """Identity → event, in order of arrival."""
+        return events_of(self)
 
     async def open(self, *, create: bool) -> None:
         self.opened += 1

@@ -49,7 +49,7 @@ class Proxy(TcpProxy):
         super().__init__(target)
         #: Called for each command; set it to make the proxy misbehave.
         self.rule: Rule | None = None
-        #: The names of all commands, in order.
+        #: The names of all commands, in order, without those of the journal of arrivals.
         self.seen: list[str] = []
         #: Changes to what the server announces: ``{"maxBsonObjectSize": …}``.
         self.announced: Mapping[str, Any] = {}
@@ -87,7 +87,7 @@ class Proxy(TcpProxy):
         if message is None:
             return False
         name, command = _command(message)
-        if name:
+        if name and not _is_journal(name, command):
             self.seen.append(name)
         action = self.rule(name, command) if self.rule is not None and name else None
         if action == CLOSE:
@@ -113,6 +113,18 @@ class Proxy(TcpProxy):
             return False
         client.sendall(reply)
         return True
+
+
+def closing_updates(name: str, command: Mapping[str, Any]) -> str | None:
+    """A rule: close the connection on which what follows from an event is updated."""
+    return CLOSE if name == "update" and command["update"] != "meta" else None
+
+
+def _is_journal(name: str, command: Mapping[str, Any]) -> bool:
+    """Return whether a command belongs to the journal of arrivals, most of which is written in the
+    background."""
+    collection = command.get(name)
+    return collection == "arrivals" or (collection == "meta" and "writer" in str(command))
 
 
 def _read(connection: socket.socket) -> bytes | None:

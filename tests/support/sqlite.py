@@ -14,10 +14,13 @@ from engage.api import (
     DeadLetterBudget,
     Event,
     EventStore,
+    Outcome,
     StorageContext,
     StorageUnavailable,
 )
 from engage.config import load
+from engage.store import events as storing
+from engage.store.keys import key_of
 from engage.testing import event
 from engage.testing.factories import store_all
 from engage_plugins.sqlite.connection import Settings
@@ -146,6 +149,29 @@ def engine_of(store: SqliteStorage) -> Engine:
     assert thread is not None
     assert thread.server.scheduler is not None
     return thread.server.scheduler.engine
+
+
+def write(engine: Engine, *events: Event) -> list[Outcome]:
+    """Write events, and return their outcomes."""
+    others, _ = engine.run(storing.write, [[*map(storing.row_of, events)]])
+    return [others.get(index, storing.STORED) for index in range(len(events))]
+
+
+def find(engine: Engine, message_id: str) -> Event | None:
+    """Return an event."""
+    found: Event | None = engine.run(storing.find, ("acme", "api", message_id))
+    return found
+
+
+def expire(engine: Engine, before: int, limit: int, *, force: bool = False) -> int:
+    """Delete the oldest events, and return how many."""
+    deleted: int = engine.run(storing.expire, (before, limit, force))
+    return deleted
+
+
+def key(message_id: str) -> bytes:
+    """Return the key of an event in the file."""
+    return key_of("acme", "api", message_id)
 
 
 def large(name: str) -> Event:

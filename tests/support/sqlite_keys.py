@@ -14,7 +14,7 @@ from pathlib import Path
 from engage.api import Status
 from engage.testing import event
 from engage_plugins.sqlite.engine import Engine
-from engage_plugins.sqlite.tables.events import row_of
+from support import sqlite
 from support.sqlite import settings
 
 
@@ -27,9 +27,8 @@ def opened(path: Path) -> Engine:
 
 def write(engine: Engine, *names: object) -> list[Status]:
     """Write events; the n-th event of a store is received at ``TIME + n``."""
-    rows = [row_of(event(str(name), at=int(str(name)))) for name in names]
-    outcomes, _ = engine.write(rows)
-    return [one.status for one in outcomes]
+    events = [event(str(name), at=int(str(name))) for name in names]
+    return [one.status for one in sqlite.write(engine, *events)]
 
 
 def write_all(engine: Engine, names: Iterable[int], size: int = 5) -> None:

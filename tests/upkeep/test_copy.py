@@ -24,7 +24,7 @@ from engage.testing.factories import TIME, count, event, identify, letter, recor
 from engage.testing.storage.suppressions import suppression
 from engage.upkeep.copy import Counts, copy_all
 from engage.upkeep.export import KINDS, Selection, export
-from support.memory_store import MemoryEvents, MemoryStore
+from support.memory_store import MemoryEvents, MemoryStore, events_of
 
 #: The kinds in the order of a copy → how many of each :func:`fill` puts into a store.
 FILLED = {
@@ -108,7 +108,7 @@ async def test_what_is_erased_in_the_target_stays_erased(mark: bytes) -> None:
     gone = [event(f"m{n}", user_id=f"u{n}") for n in range(3)]
     assert await target.erase_events(gone, [mark] * 3) == 3
     assert (await run(source, target))["events"] == (0, FILLED["events"], 0, 0)
-    assert len(target.stored.events) == FILLED["events"] - 3
+    assert len(events_of(target)) == FILLED["events"] - 3
 
 
 async def test_everything_is_copied_and_a_copy_can_be_repeated() -> None:

@@ -5,6 +5,7 @@
 ``harness.py``         the members of a subclass (:class:`Subject`), and opening stores for it
 ``events.py``          the tests of writing and finding events
 ``scans.py``           the tests of scanning and expiring events, and of the newest ones
+``follows.py``         the tests of following events
 ``profiles.py``        the tests of merging events into profiles
 ``users.py``           the tests of links, limits and scans of profiles
 ``visitors.py``        the tests of visitors, and of people merged from them

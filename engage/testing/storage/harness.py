@@ -50,7 +50,7 @@ class Subject:
             works), ``expire`` (:meth:`~engage.api.EventStore.expire` deletes events, and not the
             server), ``nested-arrays`` (a list directly within a list can be stored),
             ``code-point-order`` (text is ordered by code points, and not by the code units of
-            UTF-16).
+            UTF-16), ``transactions`` (nobody sees half of a plan, and rows have numbers).
         """
         return True
 

@@ -13,7 +13,7 @@ import pytest
 
 from engage.api import StorageUnavailable
 from engage.store.counts import COUNTS, SERIES
-from engage.store.records import RECORDS, VERSIONS, version
+from engage.store.records import RECORDS, VERSIONS
 from engage.store.suppressions import SUPPRESSIONS
 from engage.store.tables import (
     Add,
@@ -23,6 +23,8 @@ from engage.store.tables import (
     Page,
     Pages,
     Put,
+    Recall,
+    Remember,
     Row,
     Steps,
     Under,
@@ -58,9 +60,11 @@ def do(calls: list[tuple[str, str, list[Row]]], error: str) -> Steps[list[Any]]:
 
     :param error: raised at the end; empty: none.
     """
-    answers = []
+    answers: list[Any] = []
     for name, table, rows in calls:
-        found = yield _STEPS[name](_TABLES[table], rows)
+        found: Any = yield _STEPS[name](_TABLES[table], rows)
+        if name == "Under":
+            found = {prefix: sorted(found[prefix]) for prefix in found}
         answers.append(sorted(found.items()) if isinstance(found, dict) else found)
     if error:
         raise ValueError(error)
@@ -77,9 +81,34 @@ def read_page(table: str, fields: _Fields) -> Steps[tuple[list[Row], Row | None,
 @plan(repeatable=False)
 def increment(name: str) -> Steps[int]:
     """Add one to a number that is read first."""
-    number: int = (yield from version(name)) + 1
-    yield Put(VERSIONS, [(name, number)])
+    number = (yield from number_of(name)) + 1
+    yield Put(RECORDS, [_record("n", name, number=number)])
     return number
+
+
+@plan()
+def delete_records(kind: str, before: int, limit: int) -> Steps[int]:
+    """Delete the oldest records."""
+    oldest = Pages(RECORDS, limit, by=("kind", "at"), equal={"kind": kind}, high=before)
+    deleted: int = yield Delete(RECORDS, oldest)
+    return deleted
+
+
+@plan(repeatable=False)
+def remember(number: int, error: str) -> Steps[dict[str, int]]:
+    """Remember a number, or forget for 0, and return what was remembered before."""
+    known = dict((yield Recall("numbers")))
+    yield Remember("numbers", {"n": number} if number else None)
+    if error:
+        raise ValueError(error)
+    return known
+
+
+@plan()
+def number_of(name: str) -> Steps[int]:
+    """Return how often a number was incremented."""
+    stored = yield Get(RECORDS, [("n", "acme", name)])
+    return sum(row[-1] for row in stored.values())
 
 
 def _calls(*steps: Any) -> list[tuple[str, str, list[Row]]]:
@@ -194,6 +223,11 @@ class StepTests:
                 lambda row: row[:3],
                 lambda row: row[4] == 2 and row[5] != 1,
             ),
+            (
+                {"by": by_time, "one_of": {("kind", "id"): ["a"]}, "below": {"at": 2}},
+                lambda row: (row[0], row[-2], row),
+                lambda row: row[0] == "a" and row[-2] < 2,
+            ),
             ({"equal": {"body": b"none"}}, lambda row: row, lambda row: False),
             ({"one_of": {"version": []}}, lambda row: row, lambda row: False),
             ({"equal": dict(zip(RECORDS.columns, rows[0], strict=True))}, len, rows[0].__eq__),
@@ -211,8 +245,28 @@ class StepTests:
                 assert await rows_of(store, step._replace(after=page.place)) == rest
 
     @on_open(Executor)
-    async def test_no_row_appears_behind_a_place(self, store: Executor) -> None:
+    async def test_the_rows_of_a_page_are_deleted(self, store: Executor) -> None:
+        rows, other = [_record("a", f"{-at}", at) for at in range(5)], _record("b", "x")
+        await run(store, Put(RECORDS, [*rows, other]))
+        for deleted in (2, 2, 0):
+            assert await store.run(delete_records, "a", len(rows) - 1, 2) == deleted
+        assert await rows_of(store, Pages(RECORDS, 1)) == [rows[-1], other]
+
+    @on_open(Executor)
+    async def test_only_what_is_durable_is_remembered(self, store: Executor) -> None:
+        """If anything: an executor may forget."""
+        assert await store.run(remember, 1, "") == {}
+        with pytest.raises(Exception, match="told to fail"):
+            await store.run(remember, 2, "told to fail")
+        assert await store.run(remember, 2, "") in ({}, {"n": 1})
+        assert await store.run(remember, 0, "") in ({}, {"n": 2})
+        assert await store.run(remember, 1, "") == {}
+
+    @on_store
+    async def test_no_row_appears_behind_a_place(self, bench: Bench) -> None:
         """In order of arrival, whatever the place: of an empty page, or of the last one."""
+        bench.require("transactions")
+        store = await bench.open_as(Executor)
         step = Pages(SERIES, 2)
         assert await pages(store, step) == [((), None, False)]
         chance, places, added = random.Random(3), list[tuple[Any, int]]([(None, 0)]), 0
@@ -235,23 +289,22 @@ class StepTests:
     @on_open(Executor)
     async def test_a_plan_that_raises_has_no_effect(self, store: Executor) -> None:
         kept, key = _record("a", "kept"), ("a", "acme", "new")
-        await run(store, Put(RECORDS, [kept]), Add(SERIES, [("s", "w", "[]", None)]))
+        await run(store, Put(RECORDS, [kept]))
         steps = (
             Delete(RECORDS, [kept[:3]]),
             Put(RECORDS, [_record("a", "new")]),
-            Add(SERIES, [("t", "w", "[]", None)]),
+            Put(SUPPRESSIONS, [_suppression("a", 1, 0, "h")]),
             Put(RECORDS, [_record("a", "new", body=b"2")]),
         )
-        before = await rows_of(store, Pages(RECORDS, 9)), await rows_of(store, Pages(SERIES, 9))
         for _ in range(2):
             with pytest.raises(Exception, match="told to fail") as raised:
                 await run(store, *steps, error="told to fail")
             assert not isinstance(raised.value, StorageUnavailable)
-            after = await rows_of(store, Pages(RECORDS, 9)), await rows_of(store, Pages(SERIES, 9))
-            assert after == before
+            assert await rows_of(store, Pages(RECORDS, 9)) == [kept]
+            assert await rows_of(store, Pages(SUPPRESSIONS, 9)) == []
         await run(store, *steps)
         assert (await run(store, Get(RECORDS, [key, kept[:3]])))[0][0][1][3] == b"2"
-        assert len(await rows_of(store, Pages(SERIES, 9))) == 2
+        assert len(await rows_of(store, Pages(SUPPRESSIONS, 9))) == 1
 
     @on_store
     async def test_a_plan_that_raises_costs_no_other(self, bench: Bench) -> None:
@@ -273,6 +326,7 @@ class StepTests:
 
     @on_store
     async def test_plans_that_change_one_row_run_one_after_the_other(self, bench: Bench) -> None:
+        bench.require("atomic-updates")
         stores = [await bench.open_as(Executor) for _ in range(3)]
 
         async def count(store: Executor) -> list[int]:
@@ -280,10 +334,11 @@ class StepTests:
 
         results = await asyncio.gather(*(count(stores[n % 3]) for n in range(4)))
         assert sorted(itertools.chain(*results)) == [*range(1, 201)]
-        assert await stores[0].read(version, "n") == 200
+        assert await stores[0].read(number_of, "n") == 200
 
     @on_store
     async def test_no_reader_sees_half_of_a_plan(self, bench: Bench) -> None:
+        bench.require("transactions")
         writer, reader = [await bench.open_as(Executor) for _ in range(2)]
         sides = [("left",), ("right",)]
 
@@ -302,9 +357,11 @@ class StepTests:
         await writing
         assert len(seen) > 1
 
-    @on_open(Executor)
-    async def test_values_come_back_as_they_were_given(self, store: Executor) -> None:
+    @on_store
+    async def test_texts_come_back_as_they_were_given(self, bench: Bench) -> None:
         """And in the order of their code points, by their keys and by their bounds."""
+        bench.require("code-point-order")
+        store = await bench.open_as(Executor)
         rows = [_record("k", text, body=text.encode()) for text in _TEXTS]
         shuffled = random.Random(4).sample(rows, len(rows))
         assert await run(store, Add(RECORDS, shuffled)) == [()]
@@ -314,6 +371,11 @@ class StepTests:
             assert (await run(store, Get(RECORDS, [row[:3]]))) == [((row[:3], row),)]
             found = await rows_of(store, Pages(RECORDS, 9, equal=given, low=text))
             assert found == [one for one in rows if one[2] >= text]
+
+    @on_store
+    async def test_integers_come_back_as_they_were_given(self, bench: Bench) -> None:
+        bench.require("transactions")
+        store = await bench.open_as(Executor)
         counts = [(60, at, at, "p", at) for at in _INTEGERS]
         await run(store, Put(COUNTS, [*reversed(counts)]))
         assert await rows_of(store, Pages(COUNTS, 4)) == counts
@@ -322,6 +384,7 @@ class StepTests:
 
     @on_store
     async def test_numbers_ascend_after_the_store_is_opened_again(self, bench: Bench) -> None:
+        bench.require("transactions")
         numbers: list[int] = []
         for turn in range(3):
             store = await bench.open_as(Executor)
@@ -343,10 +406,10 @@ class StepTests:
         store = await bench.open_as(Executor, write_timeout=5)
         calls: list[Call] = [
             lambda: store.run(increment, "n"),
-            lambda: store.read(version, "n"),
+            lambda: store.read(number_of, "n"),
         ]
         await eventually(calls[0], StorageUnavailable)
-        before = await store.read(version, "n")
+        before = await store.read(number_of, "n")
         async with bench.broken(), asyncio.timeout(10):
             await asyncio.gather(*map(must_fail, calls * 2))
         assert await eventually(calls[1], StorageUnavailable) == before
@@ -355,12 +418,13 @@ class StepTests:
     @on_store
     async def test_plans_of_several_processes_run_one_after_the_other(self, bench: Bench) -> None:
         bench.require("several-processes")
+        bench.require("atomic-updates")
         store = await bench.open_as(Executor)
         jobs = [{"name": "n", "tasks": 3, "count": 40}] * 2
         async with children_of(bench, *jobs, code=_CHILD) as children:
             reports = await asyncio.gather(*(lines_of(one) for one in children))
         assert sum(lines.count("n did") for lines in reports) == 240
-        assert await store.read(version, "n") == 240
+        assert await store.read(number_of, "n") == 240
 
     @on_store
     async def test_a_killed_process_loses_no_plan_and_repeats_none(self, bench: Bench) -> None:
@@ -390,7 +454,7 @@ class StepTests:
             for name in ("killed", "other"):
                 did[name] += found[f"{name} did\n".encode()]
                 tried[name] += found[f"{name} did\n".encode()] + found[f"{name} failed\n".encode()]
-                assert did[name] <= await store.read(version, name) <= tried[name]
+                assert did[name] <= await store.read(number_of, name) <= tried[name]
             await store.close()
 
 

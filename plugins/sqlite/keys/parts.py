@@ -60,7 +60,7 @@ _PARTS: Final = """WITH RECURSIVE parts (part) AS (
 #: Finds the numbers of the events that may be stored with a key, newest first.
 NUMBERS: Final = (
     f"{_PARTS} SELECT k.seq FROM parts CROSS JOIN event_keys k "
-    "ON k.part = parts.part AND k.key = ? ORDER BY k.seq DESC"
+    "ON k.part = parts.part AND k.key = ?1 ORDER BY k.seq DESC"
 )
 
 

@@ -14,15 +14,10 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from engage.api import (
-    Event,
-    Outcome,
-    Status,
-)
+from engage.api import Outcome
+from engage.store import events
 from engage.store.facade import PLANS
 from engage.store.tables import Plan
-
-from ..tables.events import STORED
 
 Result = TypeVar("Result")
 
@@ -72,50 +67,17 @@ def find(name: str) -> Operation[Any] | None:
     return of(PLANS[name]) if name in PLANS else OPERATIONS.get(name)
 
 
-#: One event; see :data:`~..tables.events.Row`.
-_Row = tuple[
-    bytes, str, str, str, str, str | None, str | None, str | None, int, int, bytes
-]  # fmt: skip
-
 OPEN: Final[Operation[None]] = _operation("open", tuple[bool], None)
 CHECK: Final[Operation[None]] = _operation("check", tuple[()], None)
-#: Its result is what :func:`encode_outcomes` returns.
-WRITE: Final[Operation[Any]] = _operation(
-    "write", tuple[list[_Row]], tuple[list[tuple[str, str | None, bytes | None] | None] | None, int]
-)
-FIND: Final[Operation[Event | None]] = _operation("find", tuple[str, str, str], Event | None)
 MISSED: Final[Operation[Sequence[int]]] = _operation(
     "missed", tuple[list[tuple[int, bytes]]], list[int]
 )
-EXPIRE: Final[Operation[int]] = _operation("expire", tuple[int, int, bool], int)
-MARK_ERASED: Final[Operation[int]] = _operation("mark_erased", tuple[dict[bytes, bytes]], int)
-REAPPLY: Final[Operation[None]] = _operation("reapply", tuple[list[_Row]], None)
 EMPTY_LOG: Final[Operation[bool]] = _operation("empty_log", tuple[()], bool)
 
-
-def encode_outcomes(outcomes: Sequence[Outcome]) -> list[Any] | None:
-    """Return outcomes as plain values, for :func:`decode_outcomes`.
-
-    :return: ``None`` for each stored event; a single ``None`` if all events were stored.
-    """
-    if all(outcome is STORED for outcome in outcomes):
-        return None
-    return [
-        None
-        if outcome.status is Status.STORED
-        else (outcome.status.value, outcome.reason, outcome.stored)
-        for outcome in outcomes
-    ]
-
-
-def decode_outcomes(values: Sequence[Any] | None, count: int) -> list[Outcome]:
-    """Return the outcomes of ``count`` events.
-
-    :param values: what :func:`encode_outcomes` returned.
-    """
-    if values is None:
-        return [STORED] * count
-    return [
-        STORED if value is None else Outcome(Status(value[0]), value[1], value[2])
-        for value in values
-    ]
+#: The values of an event in their order, and its key: the sender computes it.
+_Row = tuple[
+    str, str, str, str, str | None, str | None, str | None, int, int, bytes, bytes
+]  # fmt: skip
+WRITE: Final[Operation[tuple[dict[int, Outcome], int]]] = _operation(
+    events.write.name, tuple[list[_Row]], events.write.types[1], plan=events.write
+)

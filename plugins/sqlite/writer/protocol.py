@@ -33,7 +33,7 @@ from ..schema import NotADatabase
 
 #: Version of the requests and the answers. It increases when an older process would misunderstand
 #: them.
-PROTOCOL: Final = 2
+PROTOCOL: Final = 3
 #: Maximum size of a message in bytes; an event has at most 256 MiB.
 MAX_MESSAGE: Final = 512 * 1024 * 1024
 

@@ -16,12 +16,12 @@ from typing import Final
 import msgspec
 
 from engage.api import StorageError, StorageIncompatible, StorageMissing, StorageUnavailable
+from engage.store import events
 
 from ..connection import SQLITE, Settings
 from ..engine import Engine
 from ..schema import has_log
-from ..tables.events import Row
-from .operations import OPEN, WRITE, encode_outcomes
+from .operations import OPEN, WRITE
 from .session import Session, WaitingRequest
 
 #: Events and bytes of one transaction, of all clients together; also of one request, because a
@@ -153,12 +153,10 @@ class Scheduler:
         if len(group) == 1:
             self._call(group[0])
             return
-        rows: list[Row] = []
-        for request in group:
-            rows += request.decode()[0]
+        rows = [row for request in group for row in request.decode()[0]]
         started = time.monotonic()
         try:
-            outcomes, dropped = self.engine.write(rows)
+            others, dropped = self.engine.run(events.write, [rows])
         except Exception as error:
             if (
                 isinstance(error, StorageUnavailable)
@@ -172,7 +170,8 @@ class Scheduler:
         start = 0
         for request in group:
             end = start + len(request.decode()[0])
-            request.done((encode_outcomes(outcomes[start:end]), dropped))
+            own = {index - start: others[index] for index in others if start <= index < end}
+            request.done((own, dropped))
             start, dropped = end, 0
 
     def _write_one_by_one(self, group: Sequence[WaitingRequest]) -> None:
@@ -195,8 +194,6 @@ class Scheduler:
                 result = self.engine.run(plan, arguments)
             else:
                 result = getattr(self.engine, request.operation.name)(*arguments)
-            if request.operation is WRITE:
-                result = encode_outcomes(result[0]), result[1]
             request.done(result)
         except Exception as error:
             if not isinstance(error, StorageError):

@@ -22,13 +22,14 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from engage.api import Event, Outcome, Status, StorageError, StorageUnavailable
+from engage.api import Outcome, StorageError, StorageUnavailable
+from engage.store.keys import key_of
+from engage.store.tables import Row
 
 from ..connection import SQLITE, Settings
-from ..tables.events import Row, UnstorableError, row_of
 from .channel import Channel, WaitingCall
 from .lock import WriterLock, alone_message, holder, require_writable
-from .operations import OPEN, WRITE, Operation, decode_outcomes
+from .operations import OPEN, WRITE, Operation
 from .protocol import PROTOCOL, Kind, encode, error_of
 from .scheduler import MAX_BYTES, MAX_EVENTS
 from .server import ServerThread, run_helper
@@ -298,52 +299,29 @@ class Writer:
         return sock
 
     # ------------------------------------------------------------------------------- events
-    async def write(self, events: Sequence[Event]) -> tuple[Sequence[Outcome], int]:
-        """Store events, in several transactions if they are many; see :meth:`Engine.write`.
-
-        :return: one outcome for each event, in their order, and how many changes of profiles were
-            dropped.
-        :raises StorageUnavailable: if the events may not be durable.
-        """
-        rows, refused = _rows(events)
-        outcomes: list[Outcome] = []
-        dropped = 0
-        for part in _parts(rows):
-            values, count = await self.call(WRITE, part)
-            outcomes += decode_outcomes(values, len(part))
+    async def write(self, rows: Sequence[Row]) -> tuple[dict[int, Outcome], int]:
+        """Run :func:`engage.store.events.write`, in several transactions if the events are many."""
+        others: dict[int, Outcome] = {}
+        dropped = start = 0
+        for part in _parts([(*row, key_of(*row[:3])) for row in rows]):
+            found, count = await self.call(WRITE, part)
+            others.update({start + index: found[index] for index in found})
             dropped += count
-        if refused:
-            stored = iter(outcomes)
-            outcomes = [refused.get(index) or next(stored) for index in range(len(events))]
-        return outcomes, dropped
-
-
-def _rows(events: Sequence[Event]) -> tuple[list[Row], dict[int, Outcome]]:
-    """Return the rows of events, and the outcomes of those that can never be stored.
-
-    :return: rows in the order of the events, and index → outcome of the events without a row.
-    """
-    rows: list[Row] = []
-    refused: dict[int, Outcome] = {}
-    for index, event in enumerate(events):
-        try:
-            rows.append(row_of(event))
-        except UnstorableError as reason:
-            refused[index] = Outcome(Status.REFUSED, str(reason))
-    return rows, refused
+            start += len(part)
+        return others, dropped
 
 
 def _parts(rows: list[Row]) -> list[list[Row]]:
     """Return the rows in parts that each fit into a request."""
-    size = sum([len(row[-1]) for row in rows])
-    if len(rows) <= MAX_EVENTS and size <= MAX_BYTES:
+    sizes = [len(row[-2]) for row in rows]
+    if len(rows) <= MAX_EVENTS and sum(sizes) <= MAX_BYTES:
         return [rows] if rows else []
     parts: list[list[Row]] = []
-    size = 0
-    for row in rows:
-        if not parts or len(parts[-1]) >= MAX_EVENTS or size + len(row[-1]) > MAX_BYTES:
+    total = 0
+    for row, size in zip(rows, sizes, strict=True):
+        if not parts or len(parts[-1]) >= MAX_EVENTS or total + size > MAX_BYTES:
             parts.append([])
-            size = 0
+            total = 0
         parts[-1].append(row)
-        size += len(row[-1])
+        total += size
     return parts

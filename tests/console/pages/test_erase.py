@@ -21,7 +21,7 @@ from engage.store.profiles import USER
 from engage.testing import MemoryStore
 from engage.testing.factories import event
 from support.console import CONSOLE, console_here, sign_in_here
-from support.memory_store import MemoryEvents, profiles_of, records_of
+from support.memory_store import MemoryEvents, events_of, profiles_of, records_of
 from support.people import KEY, fill, traces
 
 ERASURES = f'[erasures]\nkey = "{KEY}"\n'
@@ -128,7 +128,7 @@ async def test_visitors_are_ticked_to_be_erased_and_never_to_be_downloaded(tmp_p
         receipt = await until(client, "The user is erased")
         assert "Visitors that are left" in receipt
         assert "b1 (" in receipt
-        left = {one.message_id for one in store.stored.events.values()}
+        left = {one.message_id for one in events_of(store).values()}
         assert left & {"x1", "x2", "x3", "m7"} == {"m7"}
 
 

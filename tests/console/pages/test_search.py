@@ -17,9 +17,9 @@ from engage.api import DeadLetterStore, EventStore, StorageUnavailable
 from engage.console.display.formats import iso
 from engage.console.pages import events as events_page
 from engage.console.pages import search
+from engage.store import events
 from engage.testing.factories import TIME, event, identify, letter, store_all
 from engage_plugins.mongo import events as mongo_events
-from engage_plugins.sqlite.tables import paging
 from support import mongo
 from support.console import BrokenStore, console_here, sign_in_here
 from support.console_data import STORAGES
@@ -56,7 +56,7 @@ async def console_on(
 def _short_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a page look at ten events only, as if the store were slow."""
     monkeypatch.setattr(events_page, "SEARCH_SECONDS", -1.0)
-    monkeypatch.setattr(paging, "MAX_ROWS", 10)
+    monkeypatch.setattr(events, "MAX_ROWS", 10)
     monkeypatch.setattr(mongo_events, "_WINDOWS", (10,))
 
 

@@ -19,7 +19,7 @@ from engage.testing import WORKSPACE, event, identify
 from engage.upkeep import export
 from engage_plugins.mongo import schema, store, writer
 from support import mongo
-from support.mongo_proxy import CLOSE, Proxy
+from support.mongo_proxy import Proxy, closing_updates
 from support.waiting import eventually
 
 pytestmark = pytest.mark.mongo
@@ -73,7 +73,7 @@ async def test_a_store_works_although_cut_off_changes_cannot_be_completed_at_onc
         dying = mongo.make_store(tmp_path, url)
         await dying.open(create=True)
         await mongo.prepared(dying)
-        proxy.rule = lambda name, _: CLOSE if name == "update" else None
+        proxy.rule = closing_updates
         with pytest.raises(StorageUnavailable):
             await dying.write([identify(f"m{n}", f"u{n}", n, traits={"n": n}) for n in range(20)])
         await mongo.die(dying, proxy)
@@ -102,7 +102,7 @@ async def test_the_search_for_cut_off_changes_does_not_keep_a_server_busy(
             searches.append(time.monotonic())
             time.sleep(0.3)
             return TOO_SLOW
-        return CLOSE if name == "update" and searches == [] else None
+        return closing_updates(name, command) if searches == [] else None
 
     with Proxy(mongo.shared(mongo.proxied_kind()).address) as proxy:
         url = proxy.url(f"engage_test_{os.urandom(6).hex()}", "timeoutMS=20000")

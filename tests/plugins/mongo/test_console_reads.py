@@ -196,6 +196,10 @@ async def test_an_invalid_cursor_is_an_error_of_the_caller(store: MongoStorage) 
             await store.recent_dead_letters(None, before=cursor, limit=1)
         with pytest.raises(ValueError, match=r".+"):
             await store.list_records("key", after=cursor, limit=1)
+        with pytest.raises(ValueError, match=r".+"):
+            await store.scan_subscriptions(None, after=cursor, limit=1)
+        with pytest.raises(ValueError, match=r".+"):
+            await store.history(None, None, after=cursor, limit=1)
 
 
 # ------------------------------------------------------------------------------------ records
@@ -220,7 +224,7 @@ async def test_a_crash_between_a_write_and_the_version_does_no_harm(
         raise pymongo.errors.NetworkTimeout("cut off")
 
     with monkeypatch.context() as patch:
-        patch.setattr(store._records, "_changed", crash)
+        patch.setattr(store._connection, "update", crash)
         with pytest.raises(StorageUnavailable):
             await store.put_record(record("b"))
     assert await store.records_version("key") == 1

@@ -23,13 +23,13 @@ from engage.api import (
     SubscriptionChange,
 )
 from engage.registry import load_plugins
+from engage.store.choices import MAX_IDLE
 from engage.testing import WORKSPACE, event, identify, letter
 from engage.testing.factories import count, user
 from engage_plugins.mongo import connection, schema, store
 from engage_plugins.mongo.store import MongoStorage
-from engage_plugins.mongo.subscriptions import MAX_IDLE
 from support import mongo
-from support.mongo_proxy import CLOSE, SILENCE, Proxy
+from support.mongo_proxy import CLOSE, SILENCE, Proxy, closing_updates
 from support.waiting import eventually
 
 pytestmark = pytest.mark.mongo
@@ -319,7 +319,7 @@ async def _cut_off(tmp_path: Path, url: str, proxy: Proxy, events: Sequence[Any]
     dying = new(tmp_path, url)
     await dying.open(create=True)
     await mongo.prepared(dying)
-    proxy.rule = lambda name, _: CLOSE if name == "update" else None
+    proxy.rule = closing_updates
     with pytest.raises(StorageUnavailable):
         await dying.write(events)
     await mongo.die(dying, proxy)
@@ -364,7 +364,7 @@ async def test_a_process_completes_changes_that_failed(tmp_path: Path) -> None:
     with Proxy(mongo.shared(PROXIED).address) as proxy:
         url = proxy.url(f"engage_test_{os.urandom(6).hex()}", "timeoutMS=20000")
         async with opened(tmp_path, url) as made:
-            proxy.rule = lambda name, _: CLOSE if name == "update" else None
+            proxy.rule = closing_updates
             with pytest.raises(StorageUnavailable):
                 await made.write([identify("m", "u", 1, traits={"a": 1})])
             proxy.rule = None

@@ -145,6 +145,7 @@ async def make(
     with raw(url) as db:
         fields = {"version": 1, "minReader": 1, "engage": "0.2.0"}
         db.meta.update_one({"_id": "schema"}, {"$set": fields})
+        db.arrivals.drop()
         choose(db, choices)
 
 
@@ -205,7 +206,7 @@ async def test_each_choice_becomes_that_of_the_user_or_the_visitor(
             assert await store.apply(again) == EXPECTED[visitor("visitor")]
     with raw(url) as db:
         schema = db.meta.find_one({"_id": "schema"})
-        assert (schema["version"], schema["minReader"], schema["engage"]) == (2, 2, ENGAGE_VERSION)
+        assert (schema["version"], schema["minReader"], schema["engage"]) == (3, 3, ENGAGE_VERSION)
         assert db.subscription_history.count_documents({"userId": "visitor"}) == 0
         assert db.subscription_history.count_documents({"anonymousId": "visitor"}) == 4
         assert db.users.find_one({"userId": "visitor"}) is None
@@ -256,7 +257,7 @@ async def test_the_upgrade_may_be_killed_at_any_write(tmp_path: Path, proxy: Pro
         await mongo.die(dying, proxy)
         with raw(url) as db:
             # Once it has begun, the older version refuses the store.
-            assert db.meta.find_one({"_id": "schema"})["minReader"] == (2 if number else 1)
+            assert db.meta.find_one({"_id": "schema"})["minReader"] == (3 if number else 1)
         async with mongo.opened(tmp_path, url) as store:
             await is_upgraded(store)
         if left >= 0:
@@ -319,7 +320,7 @@ async def test_no_upgrade_while_another_version_runs(
     async with mongo.opened(tmp_path, mongo.shared(ATOMIC).url()) as store:
         pass
     with raw(url) as db:
-        db.meta.update_one({"_id": "schema"}, {"$set": {"version": 2}})
+        db.meta.update_one({"_id": "schema"}, {"$set": {"version": 3}})
     async with mongo.opened(tmp_path, url) as store:
         old = {**fields, "labels": ("0.2.0",)}
         mine = {**fields, "labels": (ENGAGE_VERSION,)}
@@ -358,7 +359,33 @@ async def test_an_older_version_refuses_the_store(
     monkeypatch.setattr(schema, "VERSION", 1)
     for expected in (f"use engage {ENGAGE_VERSION} or", "use that version of engage or"):
         for create in (True, False):
-            with pytest.raises(StorageIncompatible, match=f"store version 2, .*: {expected} newer"):
+            with pytest.raises(StorageIncompatible, match=f"store version 3, .*: {expected} newer"):
                 await mongo.make_store(tmp_path, url).open(create=create)
         with raw(url) as db:
             db.meta.update_one({"_id": "schema"}, {"$unset": {"engage": ""}})
+
+
+async def test_the_events_of_version_2_are_followed_first(tmp_path: Path, url: str) -> None:
+    """They have no journal, and later ones do."""
+    old = [event(f"m{number}", received=number) for number in range(5)]
+    async with mongo.opened(tmp_path, url) as store:
+        await store.write(old)
+    with raw(url) as db:
+        db.meta.update_one({"_id": "schema"}, {"$set": {"version": 2, "minReader": 2}})
+        db.arrivals.drop()
+    with pytest.raises(StorageIncompatible, match=r"start `engage serve` once, .* up to date$"):
+        await mongo.make_store(tmp_path, url).open(create=False)
+    names: list[str] = []
+    cursor: str | None = None
+    async with mongo.opened(tmp_path, url) as store:
+        await store.write([event("new", received=1)])
+        while len(names) < 6:
+            page = await store.follow(after=cursor, limit=2)
+            names += [one.message_id for one in page.items]
+            assert page.cursor is not None
+            cursor = page.cursor
+            await asyncio.sleep(0.01)
+    assert set(names) == {"m0", "m1", "m2", "m3", "m4", "new"}
+    with raw(url) as db:
+        found = db.meta.find_one({"_id": "schema"})
+        assert (found["version"], found["minReader"]) == (3, 3)

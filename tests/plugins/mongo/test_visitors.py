@@ -16,10 +16,11 @@ import pymongo
 import pytest
 
 from engage.api import ProfileLimits
+from engage.store import people as planned
 from engage.testing import WORKSPACE, event, identify
 from engage.testing.factories import TIME, all_pages, user, visitor
 from engage.testing.storage.visitors import decision, visit
-from engage_plugins.mongo import identifiers, people
+from engage_plugins.mongo import people, profiles
 from engage_plugins.mongo.store import MongoStorage
 from support import mongo
 from support.mongo_proxy import Proxy
@@ -185,8 +186,10 @@ async def test_a_flood_of_visitors_hides_no_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their claims are older, and more than those that are read at once."""
-    for name, value in (("MAX_USERS", 3), ("STEP", 2), ("BATCH", 4), ("MAX_CANDIDATES", 12)):
-        monkeypatch.setattr(identifiers, name, value)
+    monkeypatch.setattr(people, "BATCH", 4)
+    monkeypatch.setattr(planned, "MAX_CANDIDATES", 12)
+    for module in (people, planned):
+        monkeypatch.setattr(module, "MAX_USERS", 3)
     url = mongo.shared(ATOMIC).url()
     email = {"email": "a@b.c"}
     async with mongo.opened(tmp_path, url, identifiers=EMAIL) as store:
@@ -212,6 +215,36 @@ async def test_a_flood_of_visitors_hides_no_user(
         assert sorted(held) == sorted(
             [*(visitor(f"f{n}") for n in range(50)), *(user(f"u{n}") for n in range(1, 9))]
         )
+
+
+async def test_all_holders_of_a_common_value_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the order of their claims, and then those without one."""
+    monkeypatch.setattr(people, "MAX_USERS", 3)
+    url = mongo.shared(ATOMIC).url()
+    email, other = {"email": "a@b.c"}, {"email": "x@b.c"}
+    async with mongo.opened(tmp_path, url, identifiers=EMAIL) as store:
+        names = [f"u{n}" for n in range(10, 30)]
+        await store.write([identify(n, n, 1, received=9, traits=email) for n in names])
+        await store.write([identify(f"{n}x", n, 2, traits=other) for n in names[:9]])
+        await store.write([identify(n, n, 20 - at, traits=email) for at, n in enumerate("abcdefg")])
+        with raw(url) as db:
+            db.claims.delete_many({"userId": {"$in": ["c", "e", "u22"]}})
+        names = [n for n in names[9:] if n != "u22"]
+        wanted = [user(n) for n in (*names, *"gfdba", "u22", *"ec")]
+        for limit in (1, 2, 5, 50):
+            assert (
+                await all_pages(store.holders, WORKSPACE, "email", "a@b.c", limit=limit) == wanted
+            )
+        # So many had the value earlier that the claims do not tell in time who has it.
+        monkeypatch.setattr(people, "_CLAIM_PAGES", 1)
+        monkeypatch.setattr(planned, "MAX_CANDIDATES", 4)
+        found = await store.find_users(WORKSPACE, "email", ["a@b.c"])
+        assert [*map(user, found["a@b.c"])] == [*wanted[:3], user("u22")]
+        for limit in (1, 2, 5, 50):
+            held = await all_pages(store.holders, WORKSPACE, "email", "a@b.c", limit=limit)
+            assert {*held} == {*wanted}
 
 
 async def test_an_id_may_be_that_of_a_user_and_of_a_visitor(tmp_path: Path) -> None:
@@ -241,7 +274,7 @@ async def test_expiry_looks_at_all_visitors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Most of the old ones may belong to somebody. A call continues where the last one ended."""
-    monkeypatch.setattr(people, "BATCH", 2)
+    monkeypatch.setattr(profiles, "BATCH", 2)
     url = mongo.shared(ATOMIC).url()
     async with mongo.opened(tmp_path, url) as store:
         free = {2, 5, 6, 7}
@@ -320,8 +353,8 @@ async def test_a_bounded_number_of_visitors_is_examined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For a write. The next one continues, and then finds those that it passed."""
-    monkeypatch.setattr(people, "STEP", 2)
-    monkeypatch.setattr(people, "_SEARCHES", 2)
+    monkeypatch.setattr(profiles, "STEP", 2)
+    monkeypatch.setattr(profiles, "_SEARCHES", 2)
     url = mongo.shared(ATOMIC).url()
     limits = ProfileLimits(visitors=9)
     async with mongo.opened(tmp_path, url, profile_limits=limits, identifiers=EMAIL) as store:

@@ -31,7 +31,8 @@ from engage_plugins.sqlite import schema
 from engage_plugins.sqlite.backup import UNFINISHED
 from engage_plugins.sqlite.engine import Engine
 from engage_plugins.sqlite.store import SqliteStorage
-from support.sqlite import file_limit, large, make
+from support import sqlite
+from support.sqlite import expire, file_limit, large, make
 from support.sqlite_keys import are_duplicates, finish, opened, stored, write, write_all
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -103,7 +104,6 @@ def test_a_backup_is_one_file_that_opens_alone(engine: Engine, path: Path, tmp_p
 @pytest.mark.usefixtures("small_merges")
 def test_what_is_written_meanwhile_is_not_in_it(engine: Engine, path: Path, tmp_path: Path) -> None:
     """Nor is what retention deletes meanwhile missing, and the copy does not begin again."""
-    engine.write([])
     for number in range(100, 140):
         write(engine, number)
         finish(engine)
@@ -115,7 +115,7 @@ def test_what_is_written_meanwhile_is_not_in_it(engine: Engine, path: Path, tmp_
         assert steps == sorted(steps), "it began again"
         steps.append(done)
         write(engine, number)
-        assert engine.expire(TIME + 10**9, 3, True) == 3
+        assert expire(engine, TIME + 10**9, 3, force=True) == 3
         finish(engine)
 
     made = back_up(path.parent, tmp_path / "backup.db", on_bytes)
@@ -133,10 +133,8 @@ LARGE = range(200, 260)
 
 def large_rows(engine: Engine, first: int, number: int) -> None:
     """Write events of 50 kB, so that a backup has several steps."""
-    from engage_plugins.sqlite.tables.events import row_of
-
     for one in range(first, first + number):
-        engine.write([row_of(large(str(one)))])
+        sqlite.write(engine, large(str(one)))
 
 
 def test_deleted_content_is_not_in_it(engine: Engine, path: Path, tmp_path: Path) -> None:

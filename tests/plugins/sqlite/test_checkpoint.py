@@ -19,7 +19,7 @@ from engage.testing import event
 from engage.testing.factories import ids, store_all
 from engage_plugins.sqlite import checkpoint
 from engage_plugins.sqlite.engine import Engine
-from engage_plugins.sqlite.tables.events import row_of
+from support import sqlite
 from support.sqlite import large, make, settings
 
 
@@ -40,7 +40,7 @@ def log_bytes(tmp_path: Path) -> int:
 
 
 def write(engine: Engine, name: object) -> None:
-    engine.write([row_of(large(str(name)))])
+    sqlite.write(engine, large(str(name)))
 
 
 def test_the_log_is_copied_while_writes_continue(
@@ -147,7 +147,7 @@ def test_an_error_makes_the_log_doubtful(
             break
     assert modes == ["TRUNCATE"] if where == "thread" else ["PASSIVE", "TRUNCATE"]
     assert log_bytes(tmp_path) < 400_000
-    outcomes, _ = engine.write([row_of(event("0"))])
+    outcomes = sqlite.write(engine, event("0"))
     assert outcomes[0].stored is not None
 
 

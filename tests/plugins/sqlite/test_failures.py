@@ -297,13 +297,13 @@ async def test_a_disk_that_hangs_is_unavailability(
     store = make(tmp_path, timeout=0.5)
     await eventually(lambda: store.open(create=True), StorageUnavailable)
     free = threading.Event()
-    real = engine.Engine.write
+    real = engine.Engine.run
 
-    def slow(self: engine.Engine, batch: Any) -> Any:
+    def slow(self: engine.Engine, *arguments: Any) -> Any:
         free.wait(60)
-        return real(self, batch)
+        return real(self, *arguments)
 
-    monkeypatch.setattr(engine.Engine, "write", slow)
+    monkeypatch.setattr(engine.Engine, "run", slow)
     results = await asyncio.gather(
         *(store.write([event(str(number))]) for number in range(3)), return_exceptions=True
     )

@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,21 +26,20 @@ from engage.api import (
     StorageIncompatible,
     StorageUnavailable,
 )
-from engage.store import records, suppressions
-from engage.store.keys import key_of
+from engage.store import events, records, suppressions
+from engage.store.tables import Plan
 from engage.testing import event
 from engage.testing.factories import TIME, ids, record, store_all
 from engage_plugins.sqlite import schema
 from engage_plugins.sqlite.engine import Engine
 from engage_plugins.sqlite.reader import Reader
 from engage_plugins.sqlite.steps import execute
-from engage_plugins.sqlite.tables import events
 from engage_plugins.sqlite.writer.sockets import AVAILABLE
 from support import writer
 from support.console import CONSOLE, signed_in
 from support.each import each
 from support.server_process import start_server
-from support.sqlite import settings
+from support.sqlite import expire, find, settings
 from support.sqlite_keys import backup, finish, opened, restore, stored, write, write_all
 from support.waiting import wait_for
 
@@ -109,8 +109,8 @@ CALLS: dict[str, Callable[[Engine], object]] = {
     "write": lambda engine: write(engine, 100),
     "duplicate": lambda engine: write(engine, 1),
     "check": lambda engine: engine.check(),
-    "find": lambda engine: engine.find("acme", "api", "1"),
-    "expire": lambda engine: engine.expire(TIME + 9, 9, True),
+    "find": lambda engine: find(engine, "1"),
+    "expire": lambda engine: expire(engine, TIME + 9, 9, force=True),
     "run": lambda engine: engine.run(records.put, (record("r"), None)),
     "run, freeing": lambda engine: engine.run(records.expire, ("key", TIME, 9)),
     "run, overwriting": lambda engine: engine.run(suppressions.erase, ("acme", [("email", "a")])),
@@ -184,11 +184,11 @@ def test_a_server_that_is_opening_the_store_changes_nothing(
     assert content(path) == before
 
 
-READS: dict[str, tuple[Callable[..., object], tuple[object, ...]]] = {
-    "scan": (events.scan, (EventFilter(), None, 9)),
-    "recent": (events.recent, (EventFilter(), None, 9)),
-    "find": (events.find, (key_of("acme", "api", "1"),)),
-    "plan": (lambda db: execute(db, records.version("key"), settings(Path()).context), ()),
+READS: dict[str, tuple[Plan[..., Any], tuple[Any, ...]]] = {
+    "scan": (events.scan, (EventFilter(), None, 9, False)),
+    "recent": (events.scan, (EventFilter(), None, 9, True)),
+    "find": (events.find, ("acme", "api", "1")),
+    "version": (records.version, ("key",)),
 }
 
 
@@ -200,16 +200,20 @@ def test_a_reader_reads_nothing(
     engine = opened(path)
     reader = Reader(settings(path))
     reader.open()
-    function, arguments = READS[read]
-    reader.call(function, *arguments)
+    plan, arguments = READS[read]
+
+    def call() -> None:
+        reader.call(execute, plan(*arguments), engine.context)
+
+    call()
     backup(path, tmp_path / "before.db")
     upgrade(path, change)
     for _ in range(3):
         with pytest.raises(StorageUnavailable, match=REASON):
-            reader.call(function, *arguments)
+            call()
     # When the operator goes back, it reads again.
     restore(path, tmp_path / "before.db")
-    reader.call(function, *arguments)
+    call()
     reader.drop()
     engine.close()
 

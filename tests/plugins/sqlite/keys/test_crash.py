@@ -27,7 +27,7 @@ from engage.testing import event
 from engage_plugins.sqlite import checkpoint
 from engage_plugins.sqlite.keys import keys, merge, parts
 from engage_plugins.sqlite.engine import Engine
-from engage_plugins.sqlite.tables.events import row_of
+from support import sqlite
 from support.sqlite import settings
 
 keys.MERGE_KEYS, keys.ALONE_KEYS, merge.LEAST_KEYS = 200, 20, 8
@@ -44,7 +44,7 @@ while True:
     new = list(range(number, number + count))
     again = [random.randrange(start, number) for _ in range(3)] if number > start else []
     try:
-        outcomes, _ = engine.write([row_of(event(str(one))) for one in new + again])
+        outcomes = sqlite.write(engine, *(event(str(one)) for one in new + again))
     except StorageUnavailable as error:
         print("error", error, flush=True)
         continue

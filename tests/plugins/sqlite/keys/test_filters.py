@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from engage.testing import event
 from engage.testing.factories import TIME
 from engage_plugins.sqlite.engine import Engine
 from engage_plugins.sqlite.keys import parts
-from engage_plugins.sqlite.tables.events import row_of
+from support.sqlite import expire, key
 from support.sqlite_keys import (
     are_duplicates,
     backup,
@@ -56,10 +55,10 @@ def test_a_few_filters_cover_all_parts(path: Path) -> None:
         assert len(engine.keys.parts) > 8
         assert len(filters(engine)) < 5
         # Nearly all new events are recognised without a look-up.
-        keys = {row_of(event(str(number)))[0] for number in range(3000)}
+        keys = {key(str(number)) for number in range(3000)}
         known = {key for _, key in engine.keys.parts.that_may_contain(keys)}
         assert known >= set(table(path))
-        others = {row_of(event(f"other {number}"))[0] for number in range(3000)}
+        others = {key(f"other {number}") for number in range(3000)}
         assert len(engine.keys.parts.that_may_contain(others)) < 200
         engine.close()
         engine = opened(path)
@@ -132,7 +131,7 @@ def test_the_filter_follows_retention(engine: Engine, path: Path) -> None:
     """Its size depends on the number of events that are stored, not of those that ever were."""
     for start in range(0, 3000, 100):
         write_all(engine, range(start, start + 100))
-        engine.expire(TIME + start, 1000, True)
+        expire(engine, TIME + start, 1000, force=True)
         finish(engine)
         assert len(engine.keys.parts) < 6
     assert len(table(path)) < 400

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engage.api import Status
+from engage.store.events import EVENTS
+from engage.store.tables import Get, Steps
 from engage.testing import event
 from engage.testing.factories import TIME
 from engage_plugins.sqlite.engine import Engine
-from engage_plugins.sqlite.tables.events import existing, row_of
-from support.sqlite import settings
+from engage_plugins.sqlite.steps import Run, execute
+from support import sqlite
+from support.sqlite import expire, find, key, settings
 from support.sqlite_keys import (
     are_duplicates,
     finish,
@@ -80,7 +84,7 @@ def test_after_a_crash_the_newest_keys_are_read_again(path: Path) -> None:
 def test_the_body_of_a_duplicate_is_the_stored_one(engine: Engine) -> None:
     write_all(engine, range(100))
     for number in (0, 50, 99):
-        (outcome,), _ = engine.write([row_of(event(str(number), properties={"new": 1}))])
+        (outcome,) = sqlite.write(engine, event(str(number), properties={"new": 1}))
         assert outcome.status is Status.DUPLICATE
         assert outcome.stored is not None
         assert b'"new"' not in outcome.stored
@@ -92,11 +96,10 @@ def test_an_event_is_found_wherever_its_key_is(engine: Engine, path: Path) -> No
     reader.open(False, False)
     for one in (engine, reader):
         for number in range(100):
-            found = one.find("acme", "api", str(number))
+            found = find(one, str(number))
             assert found is not None
             assert found.message_id == str(number)
-        assert one.find("acme", "api", "none") is None
-        assert one.find("acme", "\ud800", "none") is None
+        assert find(one, "none") is None
     reader.close()
 
 
@@ -108,7 +111,7 @@ def test_a_deleted_event_can_be_stored_again_at_every_step(engine: Engine, path:
         alive.append(number)
         if rng.random() < 0.3 and len(alive) > 5:
             count = rng.randrange(1, 5)
-            assert engine.expire(TIME + number, count, True) == count
+            assert expire(engine, TIME + number, count, force=True) == count
             gone, alive = alive[:count], alive[count:]
             again = rng.choice(gone)
             # It is the oldest event now, and the next to be deleted.
@@ -125,8 +128,15 @@ def test_a_deleted_event_can_be_stored_again_at_every_step(engine: Engine, path:
     engine.close()
 
 
+def one(step: Get) -> Steps[Any]:
+    return (yield step)
+
+
 def test_a_row_with_another_key_is_not_a_duplicate(engine: Engine) -> None:
     write_all(engine, range(10))
-    third, other = (row_of(event(name))[0] for name in ("2", "10"))
-    assert existing(engine.connection(), {third: 3}).keys() == {third}
-    assert existing(engine.connection(), {other: 3}) == {}
+    met = Run()
+    met.events = {key("2"): 3, key("10"): 3}
+    wanted = [("acme", "api", name) for name in ("2", "10")]
+    assert execute(engine.connection(), one(Get(EVENTS, wanted)), engine.context, met).keys() == {
+        wanted[0]
+    }

@@ -11,13 +11,11 @@ from typing import Any
 import pytest
 
 from engage.api import Status, StorageUnavailable
-from engage.testing import event
 from engage.testing.factories import TIME
 from engage_plugins.sqlite.engine import Engine
 from engage_plugins.sqlite.keys import merge
-from engage_plugins.sqlite.tables.events import row_of
 from support.exactly_once import check_exactly_once
-from support.sqlite import file_limit
+from support.sqlite import expire, file_limit, key
 from support.sqlite_keys import (
     are_duplicates,
     merged,
@@ -123,7 +121,7 @@ def test_a_write_that_fails_leaves_no_keys(engine: Engine, monkeypatch: pytest.M
     with pytest.raises(StorageUnavailable):
         write(engine, 10, 11)
     assert write(engine, 12, 13) == [Status.STORED] * 2
-    names = {row_of(event(str(number)))[0]: number for number in range(14)}
+    names = {key(str(number)): number for number in range(14)}
     found = engine.keys.candidates(engine.connection(), names.keys())
     assert {names[key] for key in found} == {*range(10), 12, 13}
     assert write(engine, 10, 11) == [Status.STORED] * 2
@@ -142,7 +140,7 @@ def test_writes_stop_when_merging_fails_for_long(
         with pytest.raises(StorageUnavailable, match="cannot be moved into the table"):
             write(engine, number)
         engine.check()
-        assert engine.expire(TIME + 2, 1, True) == 1
+        assert expire(engine, TIME + 2, 1, force=True) == 1
     long_pause.end()
     write_all(engine, range(number, 300))
     assert merged(path) > 200

@@ -11,7 +11,7 @@ import pytest
 from engage.api import Status
 from engage.testing.factories import TIME
 from engage_plugins.sqlite.engine import Engine
-from support.sqlite import settings
+from support.sqlite import expire, settings
 from support.sqlite_keys import (
     are_duplicates,
     backup,
@@ -105,7 +105,7 @@ def test_other_changes_do_not_need_the_store_to_be_taken_over(path: Path) -> Non
     write_all(server, range(30))
     before = epoch(path)
     command.check()
-    command.expire(TIME + 3, 10, True)
+    expire(command, TIME + 3, 10, force=True)
     assert write(server, 29, 1, 30) == [Status.DUPLICATE, Status.STORED, Status.STORED]
     assert epoch(path) == before
     command.close()

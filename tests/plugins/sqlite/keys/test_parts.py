@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 
 from engage.api import Status, StorageUnavailable
-from engage.testing import event
 from engage.testing.factories import TIME
 from engage_plugins.sqlite.engine import Engine
-from engage_plugins.sqlite.tables.events import row_of
-from support.sqlite import settings
+from support.sqlite import expire, find, key, settings
 from support.sqlite_keys import (
     are_duplicates,
     backup,
@@ -62,27 +60,26 @@ def test_a_key_may_be_in_several_parts(engine: Engine, path: Path) -> None:
         finish(engine)
         for _ in range(2):
             assert are_duplicates(engine, [0])
-            found = engine.find("acme", "api", "0")
+            found = find(engine, "0")
             assert found is not None
             reader = Engine(settings(path))
             reader.open(False, False)
-            assert reader.find("acme", "api", "0") == found
+            assert find(reader, "0") == found
             reader.close()
             forget(engine)
         with contextlib.closing(sqlite3.connect(path)) as db, db:
             db.execute("DELETE FROM events WHERE message_id = '0'")
-        assert engine.find("acme", "api", "0") is None
-    key = row_of(event("0"))[0]
+        assert find(engine, "0") is None
     with contextlib.closing(sqlite3.connect(path)) as db:
         query = "SELECT count(DISTINCT part) FROM event_keys WHERE key = ?"
-        assert db.execute(query, (key,)).fetchone()[0] > 1
+        assert db.execute(query, (key("0"),)).fetchone()[0] > 1
 
 
 def test_the_keys_of_deleted_events_are_deleted_later(engine: Engine, path: Path) -> None:
     write_all(engine, range(300))
     finish(engine)
     assert len(table(path)) == merged(path)
-    assert engine.expire(TIME + 250, 1000, False) == 250
+    assert expire(engine, TIME + 250, 1000) == 250
     assert len(table(path)) == merged(path)
     write_all(engine, range(300, 330))
     finish(engine)
@@ -99,7 +96,7 @@ def test_a_part_is_deleted_even_if_the_writer_is_replaced_meanwhile(path: Path) 
     write_all(engine, range(600))
     finish(engine)
     before = parts_of(path)
-    assert engine.expire(TIME + 500, 1000, False) == 500
+    assert expire(engine, TIME + 500, 1000) == 500
     write_all(engine, range(600, 640))
     for closes in (True, False):
         assert engine.keys.merge_due_alone()
@@ -131,7 +128,7 @@ def test_a_part_is_forgotten_when_its_transaction_is_committed(
     finish(engine)
     assert len(engine.keys.parts) > 2
     backup(path, tmp_path / "same.db")
-    assert engine.expire(TIME + 300, 1000, False) == 300
+    assert expire(engine, TIME + 300, 1000) == 300
 
     def merge_due(*_: Any) -> int:
         raise sqlite3.OperationalError("database or disk is full")

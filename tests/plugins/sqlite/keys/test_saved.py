@@ -12,7 +12,8 @@ from engage.testing import event
 from engage.testing.factories import TIME
 from engage_plugins.sqlite.keys import merge, parts
 from engage_plugins.sqlite.keys.saved import read
-from engage_plugins.sqlite.tables.events import row_of
+from support import sqlite
+from support.sqlite import expire
 from support.sqlite_keys import (
     are_duplicates,
     backup,
@@ -76,8 +77,8 @@ def test_keys_are_saved_in_the_order_of_their_numbers(
     write_all(engine, range(19, 24))
     engine.keys.merger.failed()
     write_all(engine, range(24, 39), 15)
-    engine.write([row_of(event("39", at=-1000))])
-    assert engine.expire(TIME - 500, 1, True) == 1
+    sqlite.write(engine, event("39", at=-1000))
+    assert expire(engine, TIME - 500, 1, force=True) == 1
     write_all(engine, range(40, 42))
     assert write(engine, 39) == [Status.STORED]
     engine.close()

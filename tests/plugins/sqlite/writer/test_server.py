@@ -16,11 +16,13 @@ from typing import Any
 import pytest
 
 from engage.api import StorageUnavailable
+from engage.store import events
+from engage.store.keys import key_of
+from engage.store.tables import Plan, Row
 from engage.testing import event
 from engage_plugins.sqlite.engine import Engine
-from engage_plugins.sqlite.tables.events import Row, row_of
 from engage_plugins.sqlite.writer import scheduler, server, session
-from engage_plugins.sqlite.writer.operations import CHECK, EXPIRE, OPEN, WRITE
+from engage_plugins.sqlite.writer.operations import CHECK, OPEN, WRITE, of
 from engage_plugins.sqlite.writer.protocol import Kind
 from engage_plugins.sqlite.writer.sockets import AVAILABLE
 from support.waiting import wait_for
@@ -44,21 +46,27 @@ def loop(closed_loop: Loop) -> Loop:
     return closed_loop
 
 
-def rows(*names: str) -> list[Row]:
-    return [row_of(event(name)) for name in names]
+EXPIRE = of(events.expire)
+
+
+def rows(*names: str, **properties: Any) -> list[Row]:
+    """Return the rows of events, each with its key."""
+    found = [events.row_of(event(name, properties=properties)) for name in names]
+    return [(*row, key_of(*row[:3])) for row in found]
 
 
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The message ids of each transaction of events."""
     calls: list[list[str]] = []
-    write = Engine.write
+    run = Engine.run
 
-    def recorded(self: Engine, batch: Sequence[Row]) -> Any:
-        calls.append([row[3] for row in batch])
-        return write(self, batch)
+    def recorded(self: Engine, plan: Plan[..., Any], arguments: Sequence[Any]) -> Any:
+        if plan is events.write:
+            calls.append([row[2] for row in arguments[0]])
+        return run(self, plan, arguments)
 
-    monkeypatch.setattr(Engine, "write", recorded)
+    monkeypatch.setattr(Engine, "run", recorded)
     return calls
 
 
@@ -92,12 +100,12 @@ def test_one_transaction_has_the_events_of_all_clients(
     with busy(loop, monkeypatch):
         for number, client in enumerate(clients):
             client.sock.sendall(client.request(WRITE, rows(f"{number}a", f"{number}b", "same")))
-    outcomes = [client.answer()[2] for client in clients]
+    others = [client.answer()[2][0] for client in clients]
     (batch,) = written
     assert len(batch) == 15
     # Two clients sent the same event: one of them stored it.
-    assert sum(found is None for found, _ in outcomes) == 1
-    assert sum(found is not None and found[2][0] == "duplicate" for found, _ in outcomes) == 4
+    assert [*map(len, others)].count(0) == 1
+    assert [found[2]["status"] for found in others if found] == ["duplicate"] * 4
 
 
 def test_a_commit_waits_for_a_client_that_sends_promptly(
@@ -164,9 +172,7 @@ def test_a_transaction_is_limited(
     written.clear()
     with busy(loop, monkeypatch):
         for name, client in zip("de", clients, strict=False):
-            client.sock.sendall(
-                client.request(WRITE, [row_of(event(name, properties={"x": "x" * 900}))])
-            )
+            client.sock.sendall(client.request(WRITE, rows(name, x="x" * 900)))
     for client in clients[:2]:
         client.answer()
     assert written == [["d"], ["e"]]
@@ -178,13 +184,14 @@ def test_other_calls_are_made_between_the_writes_of_a_busy_client(
     monkeypatch.setattr(scheduler, "MAX_EVENTS", 1)
     writing, other = loop.client(), loop.client()
     before: list[int] = []
-    expire = Engine.expire
+    run = Engine.run
 
-    def counted(self: Engine, *arguments: Any) -> Any:
-        before.append(len(written))
-        return expire(self, *arguments)
+    def counted(self: Engine, plan: Plan[..., Any], arguments: Sequence[Any]) -> Any:
+        if plan is events.expire:
+            before.append(len(written))
+        return run(self, plan, arguments)
 
-    monkeypatch.setattr(Engine, "expire", counted)
+    monkeypatch.setattr(Engine, "run", counted)
     with busy(loop, monkeypatch):
         requests = [writing.request(WRITE, rows(str(number))) for number in range(100)]
         writing.sock.sendall(b"".join(requests))
@@ -217,14 +224,14 @@ def test_a_request_whose_time_is_over_is_skipped(
 def test_one_request_does_not_fail_the_others(
     loop: Loop, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    write = Engine.write
+    run = Engine.run
 
-    def picky(self: Engine, batch: Sequence[Row]) -> Any:
-        if any(row[3] == "poison" for row in batch):
+    def picky(self: Engine, plan: Plan[..., Any], arguments: Sequence[Any]) -> Any:
+        if any(row[2] == "poison" for row in arguments[0]):
             raise error
-        return write(self, batch)
+        return run(self, plan, arguments)
 
-    monkeypatch.setattr(Engine, "write", picky)
+    monkeypatch.setattr(Engine, "run", picky)
     clients = [loop.client() for _ in range(4)]
     with busy(loop, monkeypatch):
         for number, client in enumerate(clients):
@@ -240,13 +247,13 @@ def test_a_store_that_is_down_is_not_tried_for_each_request(
 ) -> None:
     calls = []
 
-    def down(self: Engine, batch: Sequence[Row]) -> Any:
-        calls.append(len(batch))
+    def down(self: Engine, _: Plan[..., Any], arguments: Sequence[Any]) -> Any:
+        calls.append(len(arguments[0]))
         raise StorageUnavailable("down")
 
     clients = [loop.client() for _ in range(6)]
     with busy(loop, monkeypatch):
-        monkeypatch.setattr(Engine, "write", down)
+        monkeypatch.setattr(Engine, "run", down)
         for number, client in enumerate(clients):
             client.sock.sendall(client.request(WRITE, rows(str(number))))
     assert [client.answer()[1:] for client in clients] == [(Kind.UNAVAILABLE, "down")] * 6
@@ -261,7 +268,7 @@ def test_a_client_that_reads_no_answers_has_limits(
     """What it sends is not read any further, and the answers that wait for it are few."""
     monkeypatch.setattr(session, "MAX_WAITING_BYTES", 4_000_000)
     slow, other = loop.client(), loop.client()
-    large = [row_of(event("large", properties={"x": "x" * 900_000}))]
+    large = rows("large", x="x" * 900_000)
     other.call(WRITE, large)
     slow.sock.settimeout(0.2)
     sent = 0
@@ -272,7 +279,7 @@ def test_a_client_that_reads_no_answers_has_limits(
             sent += 1
     # Those that wait, two whose answers are not read, and what the sockets take.
     assert sent < 10
-    assert other.call(WRITE, rows("b")) == (Kind.DONE, [None, 0])
+    assert other.call(WRITE, rows("b")) == (Kind.DONE, [{}, 0])
 
 
 @pytest.mark.parametrize(

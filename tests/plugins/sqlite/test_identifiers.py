@@ -17,8 +17,7 @@ from engage.testing import WORKSPACE, identify
 from engage.testing.factories import TIME
 from engage_plugins.sqlite.engine import Engine
 from engage_plugins.sqlite.steps import execute
-from engage_plugins.sqlite.tables.events import row_of
-from support.sqlite import settings
+from support.sqlite import settings, write
 
 BOUND = 3
 
@@ -27,10 +26,6 @@ def opened(tmp_path: Path, traits: Sequence[str] = ("email",)) -> Engine:
     engine = Engine(settings(tmp_path / "engage.db", identifiers={WORKSPACE: traits}))
     engine.open(create=True, serving=True)
     return engine
-
-
-def write(engine: Engine, *events: Event) -> None:
-    engine.write([row_of(one) for one in events])
 
 
 def found(engine: Engine, value: str) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from engage.api import EventFilter, Page
-from engage.store import counts, pages
+from engage.store import counts, events, pages
 from engage.testing.factories import (
     TIME,
     WORKSPACE,
@@ -27,10 +27,9 @@ from engage.testing.factories import (
 )
 from engage.testing.storage.counts import sums
 from engage.testing.storage.subscriptions import change
-from engage_plugins.sqlite import steps
+from engage_plugins.sqlite import pages as sqlite_pages
 from engage_plugins.sqlite.connection import FileConnection
 from engage_plugins.sqlite.store import SqliteStorage
-from engage_plugins.sqlite.tables import events, paging
 from support.sqlite import engine_of
 
 
@@ -43,7 +42,7 @@ def names(page: Page[Any]) -> list[str]:
 async def test_a_page_of_recent_events_reads_a_bounded_part(
     store: SqliteStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(paging, "MAX_ROWS", 10)
+    monkeypatch.setattr(events, "MAX_ROWS", 10)
     rare = [number in (3, 47) for number in range(60)]
     await store_all(
         store, *(event(str(n), user_id="rare" if r else "usual") for n, r in enumerate(rare))
@@ -72,7 +71,7 @@ async def test_a_page_of_recent_letters_reads_a_bounded_part(
         (all_pages, store.scan_dead_letters),
     ):
         assert [one.id for one in await pages_of(function, "rare")] == ["3"]
-    monkeypatch.setattr(steps, "MAX_PAGE_BYTES", 100)
+    monkeypatch.setattr(sqlite_pages, "MAX_PAGE_BYTES", 100)
     page = await store.recent_dead_letters(None, limit=100)
     assert len(page.items) < 30
     assert len(await all_recent(store.recent_dead_letters, None)) == 30
@@ -81,7 +80,7 @@ async def test_a_page_of_recent_letters_reads_a_bounded_part(
 async def test_a_page_of_recent_events_has_a_maximum_size(
     store: SqliteStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(paging, "MAX_BYTES", 10_000)
+    monkeypatch.setattr(sqlite_pages, "MAX_PAGE_BYTES", 10_000)
     text = {"text": "x" * 4000}
     await store_all(store, *(event(str(n), properties=text) for n in range(9)))
     assert names(await store.recent(EventFilter(), limit=100)) == ["8", "7", "6"]
@@ -91,7 +90,7 @@ async def test_a_page_of_recent_events_has_a_maximum_size(
 async def test_a_range_of_time_is_read_without_what_is_before_and_after_it(
     store: SqliteStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(paging, "MAX_ROWS", 10)
+    monkeypatch.setattr(events, "MAX_ROWS", 10)
     await store_all(store, *(event(f"{n:03}", at=n) for n in range(200)))
     wanted = EventFilter(since=TIME + 95, until=TIME + 101)
     page = await store.recent(wanted, limit=100)
@@ -111,8 +110,8 @@ async def test_a_scan_begins_at_the_first_event_of_a_time(
     store: SqliteStorage, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     """If looking for it would take long, it begins at the first event of all."""
-    monkeypatch.setattr(paging, "MAX_ROWS", 10)
-    monkeypatch.setattr(events, "_MAX_COUNTED", most)
+    monkeypatch.setattr(events, "MAX_ROWS", 10)
+    monkeypatch.setattr(sqlite_pages, "_MAX_COUNTED", most)
     await store_all(store, *(event(f"{n:03}", at=n) for n in range(200)))
     wanted = EventFilter(since=TIME + 150)
     page = await store.scan(wanted, after=None, limit=100)
@@ -126,8 +125,8 @@ async def test_a_range_of_time_is_complete_after_a_clock_was_set(
     store: SqliteStorage, monkeypatch: pytest.MonkeyPatch, near: int
 ) -> None:
     """Events are stored in another order than they were received in."""
-    monkeypatch.setattr(paging, "MAX_ROWS", 10)
-    monkeypatch.setattr(events, "_MAX_NEAR", near)
+    monkeypatch.setattr(events, "MAX_ROWS", 10)
+    monkeypatch.setattr(sqlite_pages, "_MAX_NEAR", near)
     # The clock was an hour ahead, was set back, and has not caught up.
     times = [n + (3_600_000 if 40 <= n < 60 else 0) for n in range(100)]
     await store_all(store, *(event(f"{n:03}", at=at) for n, at in enumerate(times)))
@@ -175,7 +174,7 @@ async def test_a_page_of_records_reads_a_bounded_part(
     assert page.cursor is not None
     for wanted, total in (("rare", 1), ("usual", 29), (None, 30)):
         assert len(await all_pages(store.list_records, None, wanted)) == total
-    monkeypatch.setattr(steps, "MAX_PAGE_BYTES", 5000)
+    monkeypatch.setattr(sqlite_pages, "MAX_PAGE_BYTES", 5000)
     page = await store.list_records("key", limit=100)
     assert len(page.items) == 5
     assert len(await all_pages(store.list_records, "key")) == 30
@@ -348,7 +347,7 @@ async def test_a_day_of_minutes_is_read_in_a_moment(store: SqliteStorage) -> Non
 async def test_a_page_of_a_filtered_scan_reads_a_bounded_part(
     store: SqliteStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(paging, "MAX_ROWS", 10)
+    monkeypatch.setattr(events, "MAX_ROWS", 10)
     rare = [number in (3, 47) for number in range(60)]
     await store_all(
         store, *(event(str(n), user_id="rare" if r else "usual") for n, r in enumerate(rare))

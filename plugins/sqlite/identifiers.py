@@ -5,34 +5,26 @@ complete. A server makes it so for the traits that its config declares."""
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import orjson
 
 from engage.api import MAX_CLAIMS, identifier_value
 from engage.store.profiles import GROUP
 
-from ..schema import require_readable
-
-#: Workspace id → the traits by which its users are looked up.
-Declared = Mapping[str, Collection[str]]
+from .schema import require_readable
 
 
-def declared(identifiers: Mapping[str, Sequence[str]]) -> Declared:
-    """Return the traits that the config declares, for fast look-ups."""
-    return {workspace: frozenset(traits) for workspace, traits in identifiers.items()}
-
-
-def indexed(db: sqlite3.Connection) -> Declared:
+def indexed(db: sqlite3.Connection) -> Mapping[str, Sequence[str]]:
     """Return the traits for which the table is complete: those that a server declared, which may
     run now with another config than this process."""
-    found: dict[str, set[str]] = {}
+    found: dict[str, list[str]] = {}
     for workspace, trait in db.execute("SELECT workspace, trait FROM indexed"):
-        found.setdefault(workspace, set()).add(trait)
+        found.setdefault(workspace, []).append(trait)
     return found
 
 
-def index(db: sqlite3.Connection, declared: Declared) -> None:
+def index(db: sqlite3.Connection, declared: Mapping[str, Sequence[str]]) -> None:
     """Make the table complete for the declared traits, and remove the others from it."""
     wanted = {(workspace, trait) for workspace, traits in declared.items() for trait in traits}
     if set(db.execute("SELECT workspace, trait FROM indexed")) == wanted:

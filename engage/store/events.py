@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Events, each identity once, and the marks of those that were erased."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any, Final
+
+from engage.api import (
+    EVENT_TYPES,
+    Event,
+    EventFilter,
+    ForeignCursor,
+    Outcome,
+    Page,
+    Status,
+    StorageUnavailable,
+    changes_of,
+)
+from engage.store.changes import EncodedChange, apply, encode
+from engage.store.keys import is_text
+from engage.store.pages import cursor_of, place_of
+from engage.store.profiles import KNOWN_LINKS, USER
+from engage.store.tables import (
+    MAX_ROWS,
+    Add,
+    Delete,
+    Get,
+    Key,
+    Pages,
+    Place,
+    Put,
+    Recall,
+    Row,
+    Steps,
+    Table,
+    plan,
+)
+
+#: What erasing and expiry need of an event: it is read without the body.
+HEADS: Final = Table(
+    "events",
+    {
+        **dict.fromkeys(
+            (
+                *("workspace", "origin", "message_id"),
+                *("type", "user_id", "anonymous_id", "name"),
+            ),
+            str,
+        ),
+        "received_at": int,
+    },
+    key=3,
+    indexes=(("received_at",),),
+    arrival=True,
+    followed=True,
+)
+#: An erased event leaves a row with its mark as the body. It is found by the key of the event, but
+#: an executor need not return that.
+EVENTS: Final = dataclasses.replace(HEADS, types={**HEADS.types, "timestamp": int, "body": bytes})
+#: Numbers of the store itself. ``incarnation`` is another one for each store, also for one that is
+#: restored: the same place in two of them has other events behind it.
+STORE: Final = Table("store", {"name": str, "value": int}, key=1)
+#: The type of the row that an erased event leaves.
+ERASED_TYPE: Final = "erased"
+
+#: The outcome of every newly stored event: one object, because there are many of them.
+STORED: Final = Outcome(Status.STORED)
+
+#: Databases limit the size of a value; no event comes near this one.
+_MAX_BYTES: Final = 256 * 1024 * 1024
+_INTEGERS: Final = range(-(2**63), 2**63)
+#: The types of events that may change more than a link.
+_CHANGING: Final = frozenset({"identify", "group", "alias"})
+
+_TYPE, _USER_ID, _ANONYMOUS_ID, _RECEIVED_AT, _BODY = map(
+    EVENTS.columns.index, ("type", "user_id", "anonymous_id", "received_at", "body")
+)
+
+#: An event, and the changes that it makes.
+_Changing = tuple[Event, Sequence[EncodedChange]]
+
+_values: Final = attrgetter("workspace_id", *EVENTS.columns[1:])
+
+
+class UnstorableError(Exception):
+    """This event can never be stored; the message is the reason, for the client."""
+
+
+def row_of(event: Event) -> Row:
+    """Return the row of an event.
+
+    :raises UnstorableError: if no store can have one of the values.
+    """
+    row: Row = _values(event)
+    try:
+        # One call for all: a lone surrogate in any of them is one in the whole.
+        "".join(filter(None, row[:7])).encode()
+    except UnicodeEncodeError:
+        raise UnstorableError("a text contains a lone surrogate, not a character") from None
+    if event.received_at not in _INTEGERS or event.timestamp not in _INTEGERS:
+        raise UnstorableError("a time does not fit in 64 bits")
+    if len(event.body) > _MAX_BYTES:
+        raise UnstorableError(f"the event is longer than {_MAX_BYTES} bytes")
+    return row
+
+
+def event_of(row: Row) -> Event:
+    """Return the event of a row."""
+    workspace, origin, message_id, type_, user_id, visitor, name, received_at, at, body = row
+    return Event(
+        workspace_id=workspace,
+        origin=origin,
+        message_id=message_id,
+        type=type_,
+        user_id=user_id,
+        anonymous_id=visitor,
+        name=name,
+        received_at=received_at,
+        timestamp=at,
+        body=body,
+    )
+
+
+def _changing(row: Row) -> _Changing:
+    event = event_of(row[: len(EVENTS.columns)])
+    try:
+        return event, [encode(change) for change in changes_of(event)]
+    except Exception:
+        # The sender made the body: an error in it must not affect the other events.
+        raise UnstorableError("the event's body does not fit its type") from None
+
+
+@plan()
+def write(rows: Sequence[Row]) -> Steps[tuple[dict[int, Outcome], int]]:
+    """Store those of some events that are new, and apply their changes.
+
+    Each event is examined by itself: one that cannot be stored does not affect the others. Of two
+    events with one identity, the first is stored, and the other is a duplicate of it.
+
+    :return: index → outcome, of those that are not newly stored, and how many changes of profiles
+        were dropped.
+    """
+    others: dict[int, Outcome] = {}
+    first: dict[Key, Row] = {}
+    # None: at most a link. It is usually known, so the changes are computed when they are needed.
+    changing: dict[Key, _Changing | None] = {}
+    for index, row in enumerate(rows):
+        key = row[:3]
+        if key in first:
+            continue
+        if row[_TYPE] in _CHANGING:
+            try:
+                changing[key] = _changing(row)
+            except UnstorableError as reason:
+                others[index] = Outcome(Status.REFUSED, str(reason))
+                continue
+        elif row[_USER_ID] is not None and row[_ANONYMOUS_ID] is not None:
+            changing[key] = None
+        first[key] = row
+    stored: dict[Key, Row] = yield Add(EVENTS, first.values())
+    if stored or len(first) + len(others) < len(rows):
+        _add_duplicates(others, rows, first, stored)
+    if not changing:
+        return others, 0
+    known = yield Recall(KNOWN_LINKS)
+    changed = []
+    for key, one in changing.items():
+        if key in stored:
+            continue
+        if one is None:
+            row = first[key]
+            link, at = ((row[0], USER, row[_USER_ID]), row[_ANONYMOUS_ID]), row[_RECEIVED_AT]
+            if known.get(link, at) < at:
+                continue
+            one = _changing(row)
+        changed.append(one)
+    return others, (yield from apply(changed)) if changed else 0
+
+
+def _add_duplicates(
+    others: dict[int, Outcome], rows: Sequence[Row], first: dict[Key, Row], stored: dict[Key, Row]
+) -> None:
+    """Add the outcomes of duplicates: of events that were stored before, and of earlier rows."""
+    met: set[Key] = set()
+    for index, row in enumerate(rows):
+        if index not in others:
+            key = row[: EVENTS.key]
+            if key in stored:
+                others[index] = Outcome(Status.DUPLICATE, stored=stored[key][-1])
+            elif key in met:
+                others[index] = Outcome(Status.DUPLICATE, stored=first[key][_BODY])
+            met.add(key)
+
+
+@plan()
+def find(workspace_id: str, origin: str, message_id: str) -> Steps[Event | None]:
+    """Return the event of an identity."""
+    found = yield Get(EVENTS, [(workspace_id, origin, message_id)])
+    events = map(event_of, found.values())
+    return next((one for one in events if one.type != ERASED_TYPE), None)
+
+
+@plan()
+def scan(wanted: EventFilter, after: str | None, limit: int, reverse: bool) -> Steps[Page[Event]]:
+    """Return a page in the order of arrival, or newest first."""
+    types = [one for one in EVENT_TYPES if wanted.type in (None, one)]  # None is an erased event.
+    one_of: dict[Any, Sequence[str]] = {"type": types}
+    if wanted.ids is not None:
+        one_of["user_id", "anonymous_id"] = [*filter(is_text, wanted.ids)]
+    equal = {name: getattr(wanted, name) for name in ("user_id", "name", "origin")}
+    found = yield Pages(
+        EVENTS,
+        limit,
+        equal=_given(workspace=wanted.workspace_id, **equal),
+        one_of=one_of,
+        least=_given(received_at=wanted.since),
+        below=_given(received_at=wanted.until),
+        begins=wanted.begins,
+        after=_place_of(after),
+        reverse=reverse,
+        most=MAX_ROWS,
+    )
+    events = [*map(event_of, found.rows)]
+    if wanted.begins or wanted.ids is not None:
+        events = [*filter(wanted.matches, events)]
+    return Page(events, str(found.place[0]) if found.more else None)
+
+
+@plan()
+def follow(after: str | None, since: int | None, limit: int) -> Steps[Page[Event]]:
+    """Return a page in the order of arrival; see :meth:`~engage.api.EventStore.follow`.
+
+    Only for an executor with one writer: it gives numbers in the order in which events are visible.
+    """
+    stored = yield Get(STORE, [("incarnation",)])
+    if not stored:
+        raise StorageUnavailable(
+            "nothing has written to the store since the upgrade: start a server"
+        )
+    incarnation = stored["incarnation",][-1]
+    its, number = place_of(after, int, int) or (incarnation, 0)
+    if its != incarnation:
+        raise ForeignCursor("the place is one of another store, or from before a restore")
+    place = None if after is None else (number,)
+    least = _given(received_at=since) if after is None else {}
+    found = yield Pages(EVENTS, limit, least=least, after=place)
+    events = [event_of(row) for row in found.rows if row[3] != ERASED_TYPE]
+    return Page(events, cursor_of((incarnation, *(found.place or (0,)))))
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _place_of(cursor: str | None) -> Place | None:
+    if cursor is None:
+        return None
+    if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
+        raise ValueError("not a cursor of this store")
+    return (int(cursor),)
+
+
+@plan(frees=True)
+def expire(before: int, limit: int, force: bool) -> Steps[int]:
+    """Delete the oldest events, and return how many; see :meth:`~engage.api.EventStore.expire`."""
+    if not force:
+        newest = yield Pages(HEADS, 1, by=("received_at",), reverse=True)
+        if any(row[-1] < before for row in newest.rows):
+            return 0
+    oldest = Pages(HEADS, limit, by=("received_at",), high=before)
+    deleted: int = yield Delete(HEADS, oldest)
+    return deleted
+
+
+@plan(frees=True, overwrites=True)
+def erase(identities: Sequence[tuple[str, str, str]], marks: Sequence[bytes]) -> Steps[int]:
+    """Leave marks in place of events, and return how many events there were."""
+    stored = yield Get(HEADS, identities)
+    rows = [
+        (*key, ERASED_TYPE, None, None, None, stored[key][-1], 0, mark)
+        for key, mark in dict(zip(identities, marks, strict=True)).items()
+        if key in stored and stored[key][_TYPE] != ERASED_TYPE
+    ]
+    yield Put(EVENTS, rows)
+    return len(rows)
+
+
+@plan()
+def reapply(rows: Sequence[Row]) -> Steps[None]:
+    """Apply the changes of stored events again."""
+    yield from apply([*map(_changing, rows)])

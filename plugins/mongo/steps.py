@@ -1,0 +1,544 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps of plans as queries and updates, without transactions.
+
+A plan that runs reads at once. What it writes is sent at its end, so that it costs few round trips:
+
+1. A row that was read is changed only if it is still the same, and a row that was not there is
+   inserted only if there is still none. If no such write has an effect, another caller was first,
+   and the plan is run again. So a plan changes *one* such row at a time. If it deletes several, it
+   leaves those that another caller has changed.
+2. The other writes follow, all at once: they have the same result in any order.
+
+What a plan found by its key and does not write is written as it is, because no majority may have it
+yet, and a failover would undo it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+import functools
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Final, ParamSpec, TypeVar
+
+import bson
+import pymongo
+from pymongo.errors import OperationFailure
+
+from engage.api import StorageContext, StorageUnavailable
+from engage.store.tables import (
+    Add,
+    Delete,
+    Get,
+    Key,
+    Page,
+    Pages,
+    Place,
+    Plan,
+    Put,
+    Recall,
+    Remember,
+    Row,
+    Table,
+    Under,
+    execute_waiting,
+)
+
+from .connection import BATCH, DUPLICATE, MAX_ATTEMPTS, Connection
+from .documents import Sequencer, any_of
+from .paging import read_page
+from .people import PeopleSteps
+from .tables import FORMS, Document, Form
+from .totals import Totals
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+class Steps:
+    """Executes plans."""
+
+    def __init__(
+        self, connection: Connection, context: StorageContext, sequence: Sequencer
+    ) -> None:
+        self._connection = connection
+        self._context = context
+        self._sequence = sequence
+        self._totals = Totals(connection)
+
+    def _attempt(self, *, is_run: bool) -> _Attempt:
+        people = PeopleSteps(self._connection, self._context)
+        return _Attempt(self._connection, self._totals, people, is_run=is_run)
+
+    async def run(
+        self, plan: Plan[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
+    ) -> Result:
+        """Run a plan, again if another caller was first."""
+        with pymongo.timeout(self._connection.timeout):
+            for _ in range(MAX_ATTEMPTS):
+                attempt = self._attempt(is_run=True)
+                try:
+                    steps = plan(*args, **kwargs)
+                    result = await execute_waiting(steps, attempt.execute, self._context)
+                    is_written = await attempt.write(self._sequence)
+                except BaseException:
+                    self._totals.forget()
+                    raise
+                if is_written:
+                    return result
+                self._totals.forget()
+        raise StorageUnavailable("this is being changed by too many callers")
+
+    async def read(
+        self, plan: Plan[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
+    ) -> Result:
+        """Run a plan that only reads."""
+        attempt = self._attempt(is_run=False)
+        return await execute_waiting(plan(*args, **kwargs), attempt.execute, self._context)
+
+
+@dataclasses.dataclass(slots=True)
+class _Met:
+    """A row that a plan has read or written."""
+
+    #: The table in which it was read or written last.
+    table: Table
+    #: As it is for the plan; None: there is none.
+    row: Row | None
+    #: What was read; None: there was none, or it was not read.
+    document: Document | None = None
+    is_read: bool = True
+    #: Whether it was found by its key.
+    is_found: bool = False
+    is_written: bool = False
+
+    def has(self, table: Table) -> bool:
+        """Return whether all columns of a table are known."""
+        return self.row is None or len(self.row) >= len(table.columns)
+
+
+class _Attempt:
+    """A plan that is run once."""
+
+    def __init__(
+        self, connection: Connection, totals: Totals, people: PeopleSteps, *, is_run: bool
+    ) -> None:
+        self._connection = connection
+        self._totals = totals
+        self._people = people
+        self._is_run = is_run
+        self._met = collections.defaultdict[str, dict[Key, _Met]](dict)
+
+    async def execute(self, step: Any) -> Any:
+        """Execute a step, and return its result."""
+        if step.table.name in PeopleSteps.TABLES:
+            return await self._people.execute(step)
+        if FORMS[step.table.name].is_total:
+            return await self._totals.execute(step)
+        return await self._EXECUTE[type(step)](self, step)
+
+    # ------------------------------------------------------------------------------- reading
+    def _meet(self, table: Table, document: Document) -> _Met:
+        """Return what is known of a row whose document was read."""
+        met, row = self._met[table.name], FORMS[table.name].row(table, document)
+        known = met.get(key := row[: table.key])
+        if known is None or not (known.is_written or (known.row and known.has(table))):
+            known = met[key] = _Met(table, row, document)
+        return known
+
+    def _refuse_written(self, table: Table) -> None:
+        """Refuse a step that does not see what the plan has written before. No plan needs it."""
+        if any(one.is_written for one in self._met[table.name].values()):
+            raise NotImplementedError(f"{table.name} was written by this plan")
+
+    async def _load(self, table: Table, keys: Iterable[Key]) -> dict[Key, _Met]:
+        """Return what is known of rows, after reading those that are not."""
+        form, met = FORMS[table.name], self._met[table.name]
+        if table.register:
+            self._refuse_written(table)
+        missing = {form.id(*key): key for key in keys if key not in met or not met[key].has(table)}
+        with self._connection.calling():
+            found = await self._connection.read(
+                form.collection, missing, form.projection(table.columns)
+            )
+            for one in found:
+                self._meet(table, one).is_found = True
+        for key in missing.values():
+            met.setdefault(key, _Met(table, None))
+        return met
+
+    async def _get(self, step: Get) -> dict[Key, Row]:
+        met, width = await self._load(step.table, step.keys), len(step.table.columns)
+        return {key: row[:width] for key in step.keys if (row := met[key].row) is not None}
+
+    async def _under(self, step: Under) -> dict[Key, list[Row]]:
+        table, form = step.table, FORMS[step.table.name]
+        if step.by or step.equal or step.first:
+            raise NotImplementedError("no plan over these tables needs it")
+        found: dict[Key, list[Row]] = {prefix: [] for prefix in step.prefixes}
+        queries = [form.query(dict(zip(table.columns, one, strict=False))) for one in found]
+        for start in range(0, len(queries), BATCH):
+            query = _any_of(queries[start : start + BATCH])
+            with self._connection.calling() as db:
+                cursor = db[form.collection].find(query, form.projection(table.columns))
+                for one in await cursor.to_list(None):
+                    for part in form.rows(one):
+                        self._meet(table, part)
+        width = len(next(iter(found), ()))
+        for key, known in self._met[table.name].items():
+            if known.row is not None and key[:width] in found:
+                found[key[:width]].append(known.row[: len(table.columns)])
+        return found
+
+    async def _page(self, step: Pages) -> Page:
+        self._refuse_written(step.table)
+        query = _Query(step)
+        if step.after is not None and not query.free:
+            return Page((), step.after, more=False)  # There is one row at most.
+        # No client waits for a page in the order of arrival, except for the newest.
+        is_scan = step.table.arrival and not step.reverse
+        with self._connection.calling(scan=is_scan) as db:
+            place, more = step.after, False
+            if query.is_filtered:
+                place, more = await query.end(db)
+            # The first document may have been on the page before, up to a place in it.
+            limit = step.limit + (query.form.parts is not None)
+            documents, last = await read_page(query.wanted(db, place), limit, query.sized)
+            rows: list[Row] = []
+            behind = None
+            for one in documents:
+                for part in filter(query.is_behind, query.form.rows(one)):
+                    if len(rows) == step.limit:
+                        return Page(rows, query.place(behind), more=True)
+                    rows.append(query.form.row(step.table, part))
+                    if self._is_run:
+                        self._meet(step.table, part)
+                    behind = part
+                behind = one
+            end = query.place(behind)
+        if last is not None or not query.is_filtered:
+            return Page(rows, end, last is not None)
+        return Page(rows, place, more)
+
+    # ------------------------------------------------------------------------------- writing
+    def _change(self, table: Table, key: Key, row: Row | None) -> None:
+        met = self._met[table.name]
+        if FORMS[table.name].parts is not None:
+            raise NotImplementedError(f"{table.name} is not written by plans")
+        # Rows get their numbers in the order in which they were written.
+        met[key] = known = met.pop(key, None) or _Met(table, None, is_read=False)
+        known.row, known.table, known.is_written = row, table, True
+
+    async def _add(self, step: Add) -> dict[Key, Row]:
+        keys = [row[: step.table.key] for row in step.rows]
+        stored = await self._get(Get(step.table, keys))
+        for key, row in zip(keys, step.rows, strict=True):
+            if self._met[step.table.name][key].row is None:
+                self._change(step.table, key, row)
+        return stored
+
+    async def _put(self, step: Put) -> None:
+        for row in step.rows:
+            self._change(step.table, row[: step.table.key], row)
+
+    async def _delete(self, step: Delete) -> int:
+        keys: Collection[Key]
+        if isinstance(step.keys, Pages):
+            keys = [row[: step.table.key] for row in (await self._page(step.keys)).rows]
+        else:
+            keys = step.keys
+        met = await self._load(step.table, keys)
+        keys = {key for key in keys if met[key].row is not None}
+        for key in keys:
+            self._change(step.table, key, None)
+        return len(keys)
+
+    async def _recall(self, _: Recall) -> dict[Any, Any]:
+        # Other processes make changes, too.
+        return {}
+
+    async def _remember(self, _: Remember) -> None:
+        pass
+
+    async def write(self, sequence: Sequencer) -> bool:
+        """Send what the plan writes.
+
+        :param sequence: gives the numbers of new documents.
+        :return: false if nothing was sent, because another caller was first.
+        """
+        writes = _Writes(self._connection, sequence)
+        for name, rows in self._met.items():
+            for key, one in rows.items():
+                writes.add(FORMS[name], key, one)
+        with self._connection.calling():
+            return await writes.send()
+
+    _EXECUTE: Final[dict[type, Callable[[Any, Any], Awaitable[Any]]]] = {
+        Get: _get,
+        Under: _under,
+        Add: _add,
+        Put: _put,
+        Delete: _delete,
+        Recall: _recall,
+        Remember: _remember,
+        Pages: _page,
+    }
+
+
+def _any_of(queries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return a query for what one of several queries finds."""
+    if len(queries) == 1:
+        return queries[0]
+    fields = {name for query in queries for name in query}
+    values = [value for query in queries for value in query.values()]
+    if len(fields) == 1 and not any(isinstance(value, dict) for value in values):
+        return {fields.pop(): {"$in": values}}
+    return {"$or": queries}
+
+
+class _Query:
+    """The queries of a page."""
+
+    def __init__(self, step: Pages) -> None:
+        self._step = step
+        self.form = form = FORMS[step.table.name]
+        #: The columns of the order that differ.
+        self.free = step.order[step.given :]
+        self._fields = [*map(form.field, self.free)]
+        #: The conditions that an index serves in this order.
+        self._served = {*step.order[: step.given], *(() if step.by else form.ordered)}
+        equal = {name: value for name, value in step.equal.items() if name in self._served}
+        self._bounds = [form.query(equal)] if equal else []
+        for sign, bound in (("$gte", step.low), ("$lt", step.high)):
+            if bound is not None:
+                self._bounds.append({self._fields[0]: {sign: form.encode(self.free[0], bound)}})
+        if step.after is not None and self.free:
+            sign = "$lt" if step.reverse else "$gt"
+            self._bounds.append(self._beyond(step.after, sign, inclusive=form.parts is not None))
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether there are conditions that the order does not serve."""
+        step = self._step
+        return bool(step.one_of or step.least or step.equal.keys() - self._served)
+
+    def _beyond(self, place: Place, sign: str, *, inclusive: bool = False) -> dict[str, Any]:
+        """Return a condition for the rows beyond a place."""
+        fields = self._fields
+        values = [
+            self.form.encode(name, value)
+            for name, value in zip(self.free, place[self._step.given :], strict=True)
+        ]
+        same = [dict(zip(fields[:end], values, strict=False)) for end in range(len(fields) + 1)]
+        cases = [
+            {**same[at], name: {sign: value}}
+            for at, (name, value) in enumerate(zip(fields, values, strict=True))
+        ]
+        # The first condition is for the index.
+        return {
+            fields[0]: {f"{sign}e": values[0]},
+            "$or": [*cases, *same[len(fields) :]] if inclusive else cases,
+        }
+
+    def is_behind(self, row: Document) -> bool:
+        """Return whether a row of a document is behind the place where the page begins."""
+        if self.form.parts is None or self._step.after is None:
+            return True
+        (of_document, place), (number, at) = self._step.after[-1], self.form.decode("number", row)
+        return bool(number != of_document or (place is not None and at > place))
+
+    def _find(self, db: Any, conditions: Sequence[Document], columns: Iterable[str]) -> Any:
+        """Return a cursor of the driver, without its order."""
+        query: dict[str, Any] = {}
+        rest = []
+        for name, condition in [pair for one in conditions for pair in one.items()]:
+            if query.setdefault(name, condition) is not condition:
+                rest.append({name: condition})
+        if rest:
+            query["$and"] = rest
+        return db[self.form.collection].find(query, self.form.projection(columns))
+
+    def _sort(self, *, back: bool = False) -> list[tuple[str, int]]:
+        way = -1 if self._step.reverse is not back else 1
+        return [(field, way) for field in self._fields or ["_id"]]
+
+    async def end(self, db: Any) -> tuple[Place | None, bool]:
+        """Return the place of the last row that a page looks at, and whether there may be rows
+        behind it."""
+        for skipped, back in ((self._step.most - 1, False), (0, True)):
+            cursor = self._find(db, self._bounds, self._step.order).sort(self._sort(back=back))
+            for one in await cursor.skip(skipped).limit(1).to_list(None):
+                return self.place(one), not back
+        return self._step.after, False
+
+    def wanted(self, db: Any, end: Place | None) -> Any:
+        """Return a cursor over the rows of the page."""
+        step, form = self._step, self.form
+        conditions = [*self._bounds]
+        if self.is_filtered:
+            if end is not None and self.free:
+                sign = "$gt" if step.reverse else "$lt"
+                conditions.append(self._beyond(end, sign, inclusive=True))
+            others = {one: step.equal[one] for one in step.equal.keys() - self._served}
+            conditions.append(form.fields(others))
+            for name, values in step.one_of.items():
+                one_of = [form.encode(name, value) for value in values]
+                conditions.append({form.field(name): {"$in": one_of}})
+            for name, value in step.least.items():
+                conditions.append({form.field(name): {"$gte": form.encode(name, value)}})
+        return self._find(db, conditions, (*step.table.columns, *step.order)).sort(self._sort())
+
+    def place(self, document: Document | None) -> Place | None:
+        """Return the place of a document; if there is none, that where the page begins."""
+        step = self._step
+        if document is None:
+            return step.after
+        given = [step.equal[name] for name in step.order[: step.given]]
+        return (*given, *(self.form.decode(name, document) for name in self.free))
+
+    def sized(self, document: Document) -> tuple[Document, int]:
+        """Return a document with its size in bytes."""
+        large = [name for name, kind in self._step.table.types.items() if kind is bytes]
+        return document, sum(len(document[self.form.field(name)] or "") for name in large)
+
+
+class _Writes:
+    """The writes of a plan."""
+
+    def __init__(self, connection: Connection, sequence: Sequencer) -> None:
+        self._connection = connection
+        self._sequence = sequence
+        #: Those that have no effect if another caller was first: each returns its effect.
+        self._first: list[Callable[[], Awaitable[int]]] = []
+        self._rest: list[Callable[[], Awaitable[int]]] = []
+        #: Collection and value of the guard → ``_id`` of what is deleted.
+        self._deleted = collections.defaultdict[tuple[str, str, Any], list[str]](list)
+        #: Collection → ``_id`` of what was only read.
+        self._found = collections.defaultdict[str, list[str]](list)
+        #: Documents that are inserted, or are greater than those that are stored.
+        self._documents = collections.defaultdict[Form, list[dict[str, Any]]](list)
+        #: Collection → statements.
+        self._statements = collections.defaultdict[str, list[Document]](list)
+
+    def add(self, form: Form, key: Key, met: _Met) -> None:
+        """Add the write of a row."""
+        name, document, table, row = form.id(*key), met.document, met.table, met.row
+        same: dict[str, Any] = {"_id": name}
+        pairs = [
+            (field, values.encode(value))
+            for (field, values), value in zip(form.columns(table), row or key, strict=False)
+        ]
+        names, values = dict(pairs[: table.key]), dict(pairs[table.key :])
+        statements = self._statements[form.collection]
+        if document is not None and form.guard:
+            same[form.guard] = document[form.guard]
+        if not met.is_written:
+            if met.is_found and form.guard:
+                self._first.append(functools.partial(self._update, form, same, names))
+            elif met.is_found:
+                self._found[form.collection].append(name)
+        elif row is None:
+            if not met.is_read:
+                # Put and deleted by this plan. There may be one nevertheless.
+                self._rest.append(functools.partial(self._delete, form.collection, same, 1))
+            elif document is not None:
+                self._deleted[form.collection, form.guard, same.get(form.guard)].append(name)
+        else:
+            for field, make in form.made.items():
+                values[field] = make(dict(zip(table.columns, row, strict=True)))
+            if form.is_numbered:
+                names["_seq"] = self._sequence()
+            if form.sum:
+                more = values[form.sum] - (document or {form.sum: 0})[form.sum]
+                statements.append({"q": same, "u": {"$inc": {form.sum: more}}, "upsert": True})
+            elif not form.guard:
+                self._documents[form].append({**same, **names, **values})
+            elif not met.is_read:
+                update = {"$set": values, "$setOnInsert": names}
+                statements.append({"q": same, "u": update, "upsert": True})
+            elif document is None:
+                new = {**same, **names, **values}
+                self._first.append(functools.partial(self._insert_first, form, new))
+            else:
+                self._first.append(functools.partial(self._update, form, same, values))
+
+    async def send(self) -> bool:
+        """Send them, and return whether they have an effect."""
+        first = [*self._first]
+        for (collection, guard, value), names in self._deleted.items():
+            same = {guard: value} if guard else {}
+            for chunk in self._connection.chunks(names):
+                query = {"_id": any_of(chunk), **same}
+                first.append(functools.partial(self._delete, collection, query, len(chunk)))
+        if first and not any(await _all(one() for one in first)):
+            return False
+        for collection, names in self._found.items():
+            # It changes nothing, and waits until what was read is durable.
+            nothing = {"$setOnInsert": {"_none": 0}}
+            self._statements[collection] += [
+                {"q": {"_id": any_of(chunk)}, "u": nothing, "multi": True}
+                for chunk in self._connection.chunks(names)
+            ]
+        await _all(
+            [
+                *(self._keep(form, documents) for form, documents in self._documents.items()),
+                *(self._change(name, part) for name, part in self._statements.items()),
+                *(one() for one in self._rest),
+            ]
+        )
+        return True
+
+    async def _insert(
+        self, form: Form, documents: Sequence[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """Insert documents, and return those of which another one has the ``_id``."""
+        codes = await self._connection.insert(form.collection, [*map(bson.encode, documents)])
+        for code in codes.values():
+            if code != DUPLICATE:
+                raise OperationFailure("an insert failed", code)
+        return [documents[index] for index in codes]
+
+    async def _insert_first(self, form: Form, document: dict[str, Any]) -> int:
+        return not await self._insert(form, [document])
+
+    async def _keep(self, form: Form, documents: Sequence[dict[str, Any]]) -> None:
+        stored = await self._insert(form, documents)
+        if form.rank:
+            # Those that are not less are durable since the insert.
+            await self._change(
+                form.collection,
+                [
+                    {
+                        "q": {"_id": one.pop("_id"), form.rank: {"$lt": one[form.rank]}},
+                        "u": {"$set": one},
+                    }
+                    for one in stored
+                ],
+            )
+
+    async def _change(self, collection: str, statements: Sequence[Document]) -> None:
+        if refused := max(await self._connection.update(collection, statements), default=0):
+            raise OperationFailure("an update failed", refused)
+
+    async def _update(self, form: Form, query: Document, values: Document) -> int:
+        async with self._connection.updating:
+            collection = self._connection.db[form.collection]
+            done = await collection.update_one(query, {"$set": values})
+        return int(done.raw_result["n"])
+
+    async def _delete(self, collection: str, query: Document, count: int) -> int:
+        of = self._connection.db[collection]
+        # The driver repeats the deletion of one after a lost answer.
+        async with self._connection.updating:
+            done = await (of.delete_one if count == 1 else of.delete_many)(query)
+        return int(done.raw_result["n"])
+
+
+async def _all(calls: Iterable[Awaitable[Any]]) -> list[Any]:
+    """Wait for all calls, and raise an error of one."""
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results

@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the rows of the tables of plans are documents that people can query."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import orjson
+from bson.binary import Binary
+from bson.datetime_ms import DatetimeMS
+from bson.objectid import ObjectId
+
+from engage.api import Subject
+from engage.store.choices import HISTORY
+from engage.store.letters import BUDGETS, LETTERS, TOTALS, total_of
+from engage.store.profiles import CHOICES, KIND_OF, KINDS
+from engage.store.records import RECORDS, VERSIONS
+from engage.store.suppressions import SUPPRESSIONS
+from engage.store.tables import Row, Table
+
+from . import schema
+from .documents import (
+    below,
+    pair_id,
+    path_id,
+    scoped_id,
+    subject_id,
+    subject_of,
+    unescape_key,
+    with_visitors,
+)
+
+Document = Mapping[str, Any]
+
+
+class Values(NamedTuple):
+    """How the values of a column are those of a field, and back."""
+
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+
+
+_SAME: Final = Values(lambda value: value, lambda value: value)
+_TIME: Final = Values(DatetimeMS, int)
+_TEXT: Final = Values(bytes.decode, str.encode)
+_BOOLEAN: Final = Values(bool, int)
+_BYTES: Final = Values(
+    lambda value: None if value is None else Binary(value),
+    lambda value: None if value is None else bytes(value),
+)
+_JSON: Final = Values(orjson.loads, orjson.dumps)
+#: Not pairs: some servers do not store an array within an array.
+_PAIRS: Final = Values(
+    lambda value: [{"name": name, "value": one} for name, one in orjson.loads(value)],
+    lambda value: orjson.dumps([(one["name"], one["value"]) for one in value]),
+)
+
+
+def _sequence(place: Any) -> ObjectId:
+    if not ObjectId.is_valid(place):
+        raise ValueError("not a cursor of this storage")
+    return ObjectId(place)
+
+
+def _budget(row: Mapping[str, Any]) -> str:
+    _, budget = total_of(row["workspace"], row["origin"], row["reason"])
+    return BUDGETS[budget]
+
+
+_SEQUENCE: Final = Values(_sequence, str)
+
+
+def _within(number: Values, kind: type) -> Values:
+    """Return how the number of a row within a document is that of the document, and back. Without
+    a place in it, of this type, it is the end of the document."""
+
+    def encode(place: Any) -> Any:
+        if (
+            not isinstance(place, list | tuple)
+            or len(place) != 2
+            or not isinstance(place[1], kind | None)
+        ):
+            raise ValueError("not a cursor of this storage")
+        return number.encode(place[0])
+
+    def decode(value: Any) -> tuple[Any, Any]:
+        of_document, place = value if isinstance(value, tuple) else (value, None)
+        return number.decode(of_document), place
+
+    return Values(encode, decode)
+
+
+def _choices(document: Document) -> Iterable[Document]:
+    kind, name = subject_of(document)
+    names = {"workspaceId": document["workspaceId"], "kind": KINDS[kind], "name": name}
+    for group, key in sorted((unescape_key(key), key) for key in document["choices"]):
+        number = {"groupId": group, "_id": (document["_id"], group)}
+        yield {**names, **number, "changeId": "", **document["choices"][key]}
+
+
+def _choices_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    workspace, *subject = values.values()
+    if not subject:
+        return with_visitors(workspace)
+    kind, name = subject
+    return {"_id": subject_id(workspace, Subject(KIND_OF[kind], name))}
+
+
+def _records(document: Document) -> Iterable[Document]:
+    kind, name = subject_of(document)
+    unknown = dict.fromkeys(("secret", "userAgent", "address"), "")
+    for at, record in enumerate(document["records"], 1):
+        number = {"_seq": (document["_seq"], at)}
+        yield {**unknown, **document, **record, **number, "kind": KINDS[kind], "name": name}
+
+
+def _records_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    workspace, *subject = values.values()
+    names = {"workspaceId": workspace}
+    if subject:
+        kind, name = subject
+        names[schema.PLACES[KIND_OF[kind]].name] = name
+    return names
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Form:
+    """The form of the documents of a table."""
+
+    collection: str
+    #: Returns the ``_id`` of a key.
+    id: Callable[..., str] = path_id
+    #: Column → its values, if a document has others.
+    values: Mapping[str, Values] = dataclasses.field(default_factory=dict)
+    #: Column → its field, if that is not its name in camel case.
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    #: What finds documents by some values, if it is not these in their fields.
+    find: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
+    #: What returns the rows of one document as documents, in their order: each has as its number
+    #: that of the document and a place in it.
+    parts: Callable[[Document], Iterable[Document]] | None = None
+    #: Columns by which an index finds rows in the order of arrival.
+    ordered: frozenset[str] = frozenset()
+    #: Field → what makes its value of those of the columns.
+    made: Mapping[str, Callable[[Mapping[str, Any]], Any]] = dataclasses.field(default_factory=dict)
+    #: A field that is another one after each change: by it, a change is made only to what was read.
+    guard: str = ""
+    #: A field whose greatest value wins.
+    rank: str = ""
+    #: Whether a row is the number and the sum of some documents, which is not stored.
+    is_total: bool = False
+    #: A field to which plans add: the difference between what they read and put is added.
+    sum: str = ""
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether a document that is inserted gets a number."""
+        return self.names.get("number") == "_seq"
+
+    @functools.cache  # noqa: B019 (there are few)
+    def field(self, column: str) -> str:
+        """Return the field of a column."""
+        known = {"workspace": "workspaceId", **self.names}.get(column)
+        return known or re.sub("_(.)", lambda match: match[1].upper(), column)
+
+    def encode(self, column: str, value: Any) -> Any:
+        """Return the value of a field."""
+        return self.values.get(column, _SAME).encode(value)
+
+    def decode(self, column: str, document: Document) -> Any:
+        """Return the value of a column."""
+        return self.values.get(column, _SAME).decode(document[self.field(column)])
+
+    def query(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a query for rows with some values, which an index serves."""
+        return self.fields(values) if self.find is None else self.find(values)
+
+    def fields(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return some values of a row as fields."""
+        return {self.field(name): self.encode(name, value) for name, value in values.items()}
+
+    def rows(self, document: Document) -> Iterable[Document]:
+        """Return the documents of the rows of a document."""
+        return [document] if self.parts is None else self.parts(document)
+
+    @functools.cache  # noqa: B019 (there are few)
+    def columns(self, table: Table) -> Sequence[tuple[str, Values]]:
+        """Return the field of each column, and its values."""
+        return [(self.field(name), self.values.get(name, _SAME)) for name in table.columns]
+
+    def row(self, table: Table, document: Document) -> Row:
+        """Return the row of a document."""
+        return tuple(
+            [
+                document[field] if values is _SAME else values.decode(document[field])
+                for field, values in self.columns(table)
+            ]
+        )
+
+    def projection(self, columns: Iterable[str]) -> dict[str, int] | None:
+        """Return what to read of documents; None: everything."""
+        if self.parts is not None:
+            return None
+        return dict.fromkeys((*map(self.field, columns), *filter(None, [self.guard])), 1)
+
+
+#: Table → the form of its documents.
+FORMS: Final[Mapping[str, Form]] = {
+    RECORDS.name: Form(schema.RECORDS, pair_id, {"body": _TEXT, "at": _TIME}, guard="version"),
+    VERSIONS.name: Form(
+        schema.META,
+        "records:{}".format,
+        {"kind": Values("records:{}".format, lambda key: key.partition(":")[2])},
+        {"kind": "_id"},
+        sum="version",
+    ),
+    SUPPRESSIONS.name: Form(
+        schema.SUPPRESSIONS,
+        values={"at": _TIME, "lifted": _BOOLEAN, "number": Values(str, str)},
+        names={"number": "_id"},
+        find=lambda values: {"_id": below(path_id(*values.values()))},
+        ordered=frozenset({"workspace"}),
+        # Of two at one time, the one that is not lifted.
+        made={"rank": lambda row: 2 * row["at"] + (not row["lifted"])},
+        rank="rank",
+    ),
+    LETTERS.name: Form(
+        schema.DEAD_LETTERS,
+        scoped_id,
+        {
+            "received_at": _TIME,
+            "number": _SEQUENCE,
+            "errors": _JSON,
+            "headers": _PAIRS,
+            "item": _BYTES,
+            "envelope": _BYTES,
+            "truncated": _BOOLEAN,
+        },
+        {"number": "_seq"},
+        ordered=frozenset({"workspace"}),
+        made={"budget": _budget},
+    ),
+    # These are written by subscriptions.py.
+    CHOICES.name: Form(
+        schema.SUBSCRIPTIONS,
+        values={
+            "subscribed": _BOOLEAN,
+            "updated_at": _TIME,
+            "number": _within(Values(str, str), str),
+        },
+        names={"number": "_id"},
+        find=_choices_of,
+        parts=_choices,
+        ordered=frozenset({"workspace"}),
+    ),
+    HISTORY.name: Form(
+        schema.HISTORY,
+        values={"after": _BOOLEAN, "at": _TIME, "number": _within(_SEQUENCE, int)},
+        names={"number": "_seq"},
+        find=_records_of,
+        parts=_records,
+        ordered=frozenset({"workspace"}),
+    ),
+    TOTALS.name: Form(
+        schema.DEAD_LETTERS,
+        values={"api": Values(BUDGETS.__getitem__, BUDGETS.index)},
+        names={"api": "budget"},
+        is_total=True,
+    ),
+}
