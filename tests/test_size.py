@@ -16,8 +16,8 @@ import size  # noqa: E402
 
 #: The numbers of ``engage/`` and ``plugins/``: those that a module names, and all. A change may
 #: raise these by a number that its commit message names, with the reason for it.
-NAMED = 411
-ALL = 2206
+NAMED = 418
+ALL = 2247
 
 
 def test_the_product_has_no_more_numbers() -> None:

@@ -12,8 +12,7 @@
 ``changes.py``        the profile changes of one write, folded, as update statements
 ``subscriptions.py``  subscription choices and their history, and the upgrade of version 1
 ``steps.py``          plans: their steps as queries and updates
-``tables.py``         how the rows of plans are documents
-``totals.py``         rows that are sums over documents
+``tables.py``         how the rows of plans are documents, or sums over documents
 ``counts.py``         counters per minute and hour
 ``paging.py``         pages of a collection, and its oldest documents
 ``documents.py``      events as documents, keys that MongoDB cannot hold, ids

@@ -49,8 +49,7 @@ from .connection import BATCH, DUPLICATE, MAX_ATTEMPTS, Connection
 from .documents import Sequencer, any_of
 from .paging import read_page
 from .people import PeopleSteps
-from .tables import FORMS, Document, Form
-from .totals import Totals
+from .tables import FORMS, Document, Form, Totals
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
