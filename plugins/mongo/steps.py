@@ -131,6 +131,8 @@ class _Attempt:
 
     async def execute(self, step: Any) -> Any:
         """Execute a step, and return its result."""
+        if isinstance(step, Recall | Remember):
+            return {}  # Other processes make changes, too.
         if step.table.name in PeopleSteps.TABLES:
             return await self._people.execute(step)
         if FORMS[step.table.name].is_total:
@@ -253,13 +255,6 @@ class _Attempt:
             self._change(step.table, key, None)
         return len(keys)
 
-    async def _recall(self, _: Recall) -> dict[Any, Any]:
-        # Other processes make changes, too.
-        return {}
-
-    async def _remember(self, _: Remember) -> None:
-        pass
-
     async def write(self, sequence: Sequencer) -> bool:
         """Send what the plan writes.
 
@@ -279,8 +274,6 @@ class _Attempt:
         Add: _add,
         Put: _put,
         Delete: _delete,
-        Recall: _recall,
-        Remember: _remember,
         Pages: _page,
     }
 
@@ -320,7 +313,8 @@ class _Query:
     def is_filtered(self) -> bool:
         """Whether there are conditions that the order does not serve."""
         step = self._step
-        return bool(step.one_of or step.least or step.equal.keys() - self._served)
+        conditions = step.one_of or step.least or step.below
+        return bool(conditions or step.equal.keys() - self._served)
 
     def _beyond(self, place: Place, sign: str, *, inclusive: bool = False) -> dict[str, Any]:
         """Return a condition for the rows beyond a place."""
@@ -374,18 +368,24 @@ class _Query:
     def wanted(self, db: Any, end: Place | None) -> Any:
         """Return a cursor over the rows of the page."""
         step, form = self._step, self.form
-        conditions = [*self._bounds]
+        conditions: list[Document] = [*self._bounds]
         if self.is_filtered:
             if end is not None and self.free:
                 sign = "$gt" if step.reverse else "$lt"
                 conditions.append(self._beyond(end, sign, inclusive=True))
             others = {one: step.equal[one] for one in step.equal.keys() - self._served}
             conditions.append(form.fields(others))
-            for name, values in step.one_of.items():
-                one_of = [form.encode(name, value) for value in values]
-                conditions.append({form.field(name): {"$in": one_of}})
-            for name, value in step.least.items():
-                conditions.append({form.field(name): {"$gte": form.encode(name, value)}})
+            for names, values in step.one_of.items():
+                cases: list[Document] = []
+                none: Document = {}
+                for name in (names,) if isinstance(names, str) else names:
+                    one_of = [form.encode(name, value) for value in values]
+                    cases.append({**none, form.field(name): {"$in": one_of}})
+                    none = {**none, form.field(name): None}
+                conditions.append({"$or": cases} if len(cases) > 1 else cases[0])
+            for sign, bounds in (("$gte", step.least), ("$lt", step.below)):
+                for name, value in bounds.items():
+                    conditions.append({form.field(name): {sign: form.encode(name, value)}})
         return self._find(db, conditions, (*step.table.columns, *step.order)).sort(self._sort())
 
     def place(self, document: Document | None) -> Place | None:

@@ -38,6 +38,7 @@ from engage.store.profiles import (
     TRAITS,
     USER,
     VISITOR,
+    Profile,
 )
 from engage.store.tables import Delete, Put, Table
 from engage.testing.factories import IDENTIFIERS, TIME, user, visitor
@@ -186,7 +187,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Any], Any]]] = {
         "users",
         lambda store: run_steps(
             store,
-            Put(PROFILES, [("acme", USER, "eve", 1, 1, 0, 0, 0, 0, None, None, None, None)]),
+            Put(PROFILES, [Profile("acme", USER, "eve", created_at=1, updated_at=1).row]),
         ),
     ),
     "a user was created later": (
