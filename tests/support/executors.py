@@ -52,12 +52,12 @@ def values(table: Table, columns: Sequence[str]) -> st.SearchStrategy[Row]:
 
 
 @st.composite
-def all_steps(draw: st.DrawFn, table: Table) -> Change:
+def all_steps(draw: st.DrawFn, table: Table, *, deletes_pages: bool) -> Change:
     """Any step over a table."""
     key = table.columns[: table.key]
     rows = st.lists(values(table, table.columns), max_size=4)
     keys = st.lists(values(table, key), max_size=4)
-    kind = draw(st.sampled_from([Get, Under, Add, Add, Put, Put, Delete, Pages]))
+    kind = draw(st.sampled_from([Get, Under, Add, Add, Put, Put, Delete, Delete, Pages]))
     if kind is Add:
         return Add(table, draw(rows))
     if kind is Put:
@@ -66,6 +66,9 @@ def all_steps(draw: st.DrawFn, table: Table) -> Change:
     if kind is Under:
         width = draw(st.integers(1, table.key))
         return Under(table, draw(st.lists(values(table, key[:width]), max_size=4)))
+    if kind is Delete and deletes_pages and draw(st.booleans()):
+        # A page that looked at enough has other rows.
+        return Delete(table, draw(all_pages(table))._replace(most=50))
     return draw(all_pages(table)) if kind is Pages else kind(table, draw(keys))
 
 
@@ -98,9 +101,12 @@ def all_pages(draw: st.DrawFn, table: Table) -> Pages:
     return step
 
 
-def examples(table: Table) -> st.SearchStrategy[Any]:
+def examples(table: Table, *, deletes_pages: bool = False) -> st.SearchStrategy[Any]:
     """Plans over a table, each with whether it raises at its end, and pages to read after each."""
-    plans = st.tuples(st.lists(all_steps(table), max_size=6), st.sampled_from([False] * 3 + [True]))
+    plans = st.tuples(
+        st.lists(all_steps(table, deletes_pages=deletes_pages), max_size=6),
+        st.sampled_from([False] * 3 + [True]),
+    )
     return st.tuples(st.lists(plans, max_size=5), st.lists(all_pages(table), max_size=3))
 
 
