@@ -87,34 +87,16 @@ def runs_of(events: Iterable[tuple[ObjectId, int]]) -> list[Run]:
     return [*found.values()]
 
 
-@dataclasses.dataclass(slots=True)
-class _Writing:
-    """What a process has written, and not entered."""
-
-    #: Those that are being inserted; those that ended, with when they may be entered.
-    running: list[Run] = dataclasses.field(default_factory=list)
-    ended: list[tuple[float, Run]] = dataclasses.field(default_factory=list)
-
-    @property
-    def own(self) -> list[Run]:
-        """All of them."""
-        return [*self.running, *(run for _, run in self.ended)]
-
-    def take(self) -> list[Run]:
-        """Return those that can be entered now."""
-        now = time.monotonic()
-        due = [run for at, run in self.ended if at <= now]
-        self.ended = [one for one in self.ended if one[0] > now]
-        return due
-
-
 class Arrivals:
     """Enters events, and reads them in the order of their entries."""
 
     def __init__(self, connection: Connection, sequence: Sequencer) -> None:
         self._connection = connection
         self._sequence = sequence
-        self._writing = _Writing()
+        #: The events that are being inserted, and those whose insert ended and that are not in the
+        #: journal yet, with when they may be entered.
+        self._running: list[Run] = []
+        self._ended: list[tuple[float, Run]] = []
         #: When the document of this process was updated, and what it says of times of receipt.
         self._beat = float("-inf")
         self._since = 0
@@ -139,12 +121,12 @@ class Arrivals:
     # ------------------------------------------------------------------------------- entering
     async def begin(self, run: Run) -> None:
         """Announce that events will be inserted. To be called within :meth:`Connection.calling`."""
-        self._writing.running.append(run)
+        self._running.append(run)
         try:
             if run.since < self._since or time.monotonic() > self._beat + 2 * BEAT:
                 await self._update()
         except BaseException:
-            self._writing.running.remove(run)
+            self._running.remove(run)
             raise
 
     async def end(self, run: Run, duplicates: Iterable[tuple[ObjectId, int]]) -> None:
@@ -152,8 +134,8 @@ class Arrivals:
         called within :meth:`Connection.calling`, before they are acknowledged."""
         least = _first_of(time.time_ns() // 1000 - _RECENT * 1_000_000)
         recent = [one for one in duplicates if one[0] > least and not self._has_entered(one[0])]
-        self._writing.running.remove(run)
-        self._writing.ended += [(0.0, one) for one in (run, *runs_of(recent)) if one.count]
+        self._running.remove(run)
+        self._ended += [(0.0, one) for one in (run, *runs_of(recent)) if one.count]
         if time.monotonic() > self._beat + 2 * BEAT:
             await self._update()
 
@@ -167,24 +149,14 @@ class Arrivals:
     def fail(self, run: Run) -> None:
         """Have the events entered later that were perhaps inserted: the driver may insert them
         until the time of the call is over."""
-        if run in self._writing.running:
-            self._writing.running.remove(run)
-            self._writing.ended.append((time.monotonic() + 2 * self._connection.timeout, run))
-
-    @property
-    def has_work(self) -> bool:
-        """Whether :meth:`enter` has something to do now."""
-        return bool(self._writing.ended)
+        if run in self._running:
+            self._running.remove(run)
+            self._ended.append((time.monotonic() + 2 * self._connection.timeout, run))
 
     async def enter(self) -> None:
         """Enter the events that were acknowledged, and those of processes that died. To be called
         within :meth:`Connection.calling`, at least every :data:`BEAT` seconds."""
-        runs = self._writing.take()
-        try:
-            await self._insert(runs)
-        except BaseException:
-            self._writing.ended += [(0.0, run) for run in runs]
-            raise
+        runs = await self._enter(time.monotonic())
         if runs or (self._is_registered and time.monotonic() > self._beat + BEAT):
             await self._update()
         if self.keeps or self._is_registered:
@@ -192,12 +164,19 @@ class Arrivals:
 
     async def close(self) -> None:
         """Enter the rest, so that no other process has to."""
-        runs = [run for _, run in self._writing.ended]
-        await self._insert(runs)
-        self._writing.ended.clear()
+        await self._enter(float("inf"))
         if self._is_registered:
             self._is_registered, self._beat = False, float("-inf")
             await self._connection.db[META].delete_one({"_id": self._name})
+
+    async def _enter(self, until: float) -> list[Run]:
+        """Enter the events that may be entered before a time, and return them."""
+        runs = [run for at, run in self._ended if at <= until]
+        await self._insert(runs)
+        # Not before: the document of this process covers what the journal does not have.
+        entered = {*runs}
+        self._ended = [one for one in self._ended if one[1] not in entered]
+        return runs
 
     async def _insert(self, runs: Sequence[Run]) -> None:
         for start in range(0, len(runs), BATCH):
@@ -217,7 +196,7 @@ class Arrivals:
                     continue  # Another process was faster.
                 break
             else:
-                raise LookupError("too many processes enter arrivals")
+                raise StorageUnavailable("too many processes add to the journal of arrivals")
 
     @property
     def _journal(self) -> Any:
@@ -231,7 +210,7 @@ class Arrivals:
     async def _update(self) -> None:
         """Write what this process may have acknowledged and not entered."""
         started = time.monotonic()
-        own = self._writing.own
+        own = [*self._running, *(run for _, run in self._ended)]
         since = min([time.time_ns() // 1_000_000 - _LATE, *(run.since for run in own)])
         mine = [run.first for run in own if _process_of(run.first) == self._sequence.process]
         before = min(mine, default=self._sequence())
@@ -275,11 +254,13 @@ class Arrivals:
         await db[META].delete_one({**same, "beat": dead["beat"] + 1})
 
     async def expire(self, before: int) -> None:
-        """Delete entries whose events have expired, but not the last one. To be called within
-        :meth:`Connection.calling`."""
+        """Delete those of the oldest entries whose events have expired, but not the last one. To be
+        called within :meth:`Connection.calling`."""
         kept = {"_id": {"$gt": 0, "$lt": await self._newest()}}
-        old = {**kept, "until": {"$lt": DatetimeMS(before)}}
-        await self._connection.db[ARRIVALS].delete_many(old)
+        cursor = self._connection.db[ARRIVALS].find(kept, {"until": 1}).sort([("_id", 1)])
+        oldest = await cursor.limit(BATCH).to_list(None)
+        if old := [one["_id"] for one in oldest if int(one["until"]) < before]:
+            await self._connection.db[ARRIVALS].delete_many({"_id": {"$in": old}})
 
     # -------------------------------------------------------------------------------- reading
     async def page(self, after: str | None, since: int | None, limit: int) -> Page[Event]:

@@ -231,8 +231,6 @@ class MongoStorage(
                 with self._connection.calling():
                     await self._tidy()
                     await self._arrivals.enter()
-                if self._arrivals.has_work:
-                    self._work.set()
                 if self._writer.completions_due:
                     await self._writer.complete_due(self._complete)
                     if self._writer.completions_due:
