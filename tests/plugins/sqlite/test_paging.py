@@ -38,15 +38,18 @@ def names(page: Page[Any]) -> list[str]:
     return [one.message_id for one in page.items]
 
 
+async def store_rare(store: SqliteStorage) -> None:
+    """Store 60 events, of which those named 3 and 47 are of a rare user."""
+    users = ["rare" if number in (3, 47) else "usual" for number in range(60)]
+    await store_all(store, *(event(str(n), user_id=one) for n, one in enumerate(users)))
+
+
 # ---------------------------------------------------------------------------------------- recent
 async def test_a_page_of_recent_events_reads_a_bounded_part(
     store: SqliteStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "MAX_ROWS", 10)
-    rare = [number in (3, 47) for number in range(60)]
-    await store_all(
-        store, *(event(str(n), user_id="rare" if r else "usual") for n, r in enumerate(rare))
-    )
+    await store_rare(store)
     wanted = EventFilter(user_id="rare")
     pages = [await store.recent(wanted, limit=100)]
     while pages[-1].cursor is not None:
@@ -348,10 +351,7 @@ async def test_a_page_of_a_filtered_scan_reads_a_bounded_part(
     store: SqliteStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "MAX_ROWS", 10)
-    rare = [number in (3, 47) for number in range(60)]
-    await store_all(
-        store, *(event(str(n), user_id="rare" if r else "usual") for n, r in enumerate(rare))
-    )
+    await store_rare(store)
     page = await store.scan(EventFilter(user_id="rare"), after="5", limit=100)
     assert list(page.items) == []
     assert page.cursor == "15"
