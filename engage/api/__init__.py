@@ -15,7 +15,7 @@ The errors of engage, with the code that raises each, and its effect::
     │   ├── StorageIncompatible a storage: the store was made by a version that this one cannot read
     │   │   │                   a log: its settings allow it to lose acknowledged records
     │   │   └── StorageOutdated a storage: an earlier version made it, and ``create`` is false
-    │   └── ForeignCursor       a storage: nobody knows what comes after this cursor in this store
+    │   └── ForeignCursor       a storage: the cursor belongs to another (or a restored) store
     └── WebhookError
         ├── SignatureMismatch   a provider's ``verify``: not sent by the provider (401)
         │   └── NothingSigned   a provider's ``verify``: nothing that could be signed (400)

@@ -56,8 +56,8 @@ class StorageOutdated(StorageIncompatible):
 
 
 class ForeignCursor(StorageError):
-    """The cursor is one of another store, or of this one before it was restored: nobody knows what
-    comes after it here."""
+    """The cursor belongs to another store, or to this one before it was restored. So this store
+    cannot tell which events follow it."""
 
 
 class WebhookError(EngageError):

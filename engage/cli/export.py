@@ -56,7 +56,7 @@ from engage.upkeep.export import export as records
 _FORMULA: Final = re.compile(
     r"[=@\t\r']|[+-](?![0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?\Z)(?!(?<=\+)[0-9 ().-]+\Z)"
 )
-#: The errors of a sync of what is no file, such as a pipe; None: it has no descriptor.
+#: The errors of syncing something other than a file, such as a pipe. None: it has no descriptor.
 _NO_SYNC: Final = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EROFS, None})
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 

@@ -247,7 +247,7 @@ def follow(after: str | None, since: int | None, limit: int) -> Steps[Page[Event
     place = None if after is None else (number,)
     least = _given(received_at=since) if after is None else {}
     found = yield Pages(EVENTS, limit, least=least, after=place)
-    events = [event_of(row) for row in found.rows if row[3] != ERASED_TYPE]
+    events = [event_of(row) for row in found.rows if row[_TYPE] != ERASED_TYPE]
     return Page(events, cursor_of((incarnation, *(found.place or (0,)))))
 
 

@@ -13,6 +13,7 @@
 ``copy_records.py``     copies the console's data: keys, audit and counters
 ``copy_report.py``      the report of a copy, and its comparison of records
 ``backups.py``          what a backup leaves out, and the record of the last one
+``durable.py``          makes a change of a folder durable
 ``erasures.py``         the file of erasures beside the config
 ``tombstones.py``       the erasures that a store knows
 ``verify/``             proves that a store is what its events say

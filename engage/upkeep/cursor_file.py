@@ -12,11 +12,11 @@ from typing import Final
 import orjson
 
 from engage.api import EngageError, ForeignCursor, render_time
+from engage.upkeep.durable import sync_folder
 
 __all__ = ["CursorFile"]
 
-#: An event is in the order of arrivals at most so many milliseconds after it was received, without
-#: a log.
+#: Milliseconds after its receipt in which an event takes its place in the order, without a log.
 _LATE: Final = 60_000
 
 
@@ -24,7 +24,7 @@ _LATE: Final = 60_000
 class CursorFile:
     """The file. Its content is a JSON object.
 
-    :param path: a folder in which a file can be replaced.
+    :param path: the file; it is replaced, so its folder must be writable.
     """
 
     path: Path
@@ -63,11 +63,7 @@ class CursorFile:
                 file.flush()
                 os.fsync(file.fileno())
             new.replace(self.path)
-            folder = os.open(self.path.parent, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            sync_folder(self.path.parent)
         except OSError as error:
             reason = error.strerror or error
             raise EngageError(f"{self.path} cannot be written: {reason}") from error

@@ -22,6 +22,7 @@ from engage.api import EngageError
 from engage.config import Config
 from engage.config.config import ERASURES_SUFFIX
 from engage.config.secrets import fingerprint
+from engage.upkeep.durable import sync_folder
 
 __all__ = [
     "Erasure",
@@ -120,11 +121,7 @@ def append(path: Path, lines: Iterable[Erasure | KeyNote]) -> None:
             file.write(data)
             file.flush()
             os.fsync(descriptor)
-        folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(path.parent)
     except OSError as error:
         reason = error.strerror or error
         raise ErasuresFileError(f"{path} cannot be written: {reason}") from error
