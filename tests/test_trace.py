@@ -23,6 +23,7 @@ from engage.config import load
 from engage.monitoring.metrics import Metrics
 from support.exports import registry
 from support.http_client import listening
+from support.preferences import GROUPS, members, page_of
 from support.server_inprocess import Serving
 from support.server_process import config_text
 from support.waiting import eventually
@@ -34,6 +35,8 @@ OURS = f"{ROOT}/engage/", f"{ROOT}/plugins/"
 
 #: Requests before the counted ones, and counted requests. The least of these is free of timers.
 WARM, COUNTED = 20, 20
+#: Calls of one GET of the preferences page.
+MOST_OF_PAGE = 160
 
 
 def tracer() -> Any:
@@ -61,11 +64,11 @@ def has_in_order(names: Iterable[str], called: Iterable[str]) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def served(folder: Path) -> AsyncIterator[Serving]:
+async def served(folder: Path, config: str = "") -> AsyncIterator[Serving]:
     """Serve in this process, with the part of the storage that writes in a thread: as in a server,
     which has a process for each, the two talk over a socket."""
     path = folder / "engage.toml"
-    path.write_text(config_text())
+    path.write_text(config_text(config_extra=config))
     app = build(load(path), registry(), Metrics(), supervised=True)
     helper = app.store.helper()
     assert helper is not None
@@ -128,3 +131,18 @@ async def test_one_track_call_stays_within_its_bounds_and_is_as_documented(tmp_p
     assert any(has_in_order(names, (call.name for call in traced)) for traced in requests[WARM:]), (
         "the calls differ from the table in docs/architecture.md"
     )
+
+
+async def test_a_preferences_page_stays_within_its_bound(tmp_path: Path) -> None:
+    calls: list[Any] = []
+    counts = []
+    with recorded(calls, tracer().Call):
+        async with served(tmp_path, GROUPS) as server, await server.connect() as client:
+            await server.track(client)
+            for _ in range(WARM + COUNTED):
+                link = page_of(members("u"))
+                calls.clear()
+                answer = await server.send(link, method="GET", key=None, client=client)
+                assert answer.status == 200
+                counts.append(len(calls))
+    assert min(counts[WARM:]) <= MOST_OF_PAGE

@@ -38,8 +38,8 @@ from engage.cli.common import (
 from engage.cli.letters import record
 from engage.config import Config, SubscriptionGroup
 from engage.erasure.addresses import named_addresses
+from engage.store.suppressions import hashed_address
 from engage.upkeep.export import PAGE, all_pages
-from engage.upkeep.tombstones import hashed_address
 
 __all__ = ["suppressions"]
 

@@ -54,6 +54,8 @@ from engage.erasure.requests import noted_requests, request_notes
 from engage.pipeline.conflicts import mark_of
 from engage.pipeline.operator import decide_link
 from engage.pipeline.subscriptions import OBJECTION
+from engage.store.keys import hash_of
+from engage.store.suppressions import hashed_address
 from engage.upkeep.audit import Actor, record_audit
 from engage.upkeep.erasures import (
     Erasure,
@@ -61,7 +63,6 @@ from engage.upkeep.erasures import (
     check_writable,
     erasures_path,
     fingerprint,
-    hash_of,
     key_of,
     newest,
     read,
@@ -70,7 +71,6 @@ from engage.upkeep.export import PAGE, all_pages
 from engage.upkeep.tombstones import (
     PSEUDONYM,
     Tombstones,
-    hashed_address,
     is_done,
     put_tombstones,
 )

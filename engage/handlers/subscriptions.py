@@ -84,8 +84,7 @@ class SubscriptionsHandler(Handler):
         person = await pipeline.person(link_of(self.request))
         if person.expired:
             raise link_expired()
-        state = await pipeline.choose(person, {}, source_of(self, "api"))
-        found, left_out = await pipeline.suppressions(person)
+        found = await pipeline.preferences(person)
         suppressions = [
             {
                 "channel": one.channel,
@@ -93,11 +92,11 @@ class SubscriptionsHandler(Handler):
                 "reason": one.reason,
                 "at": render_time(one.at),
             }
-            for one in found
+            for one in found.suppressions
         ]
-        body = {"success": True, "subscriptions": state, "suppressions": suppressions}
-        if left_out:
-            body["addressesLeftOut"] = left_out
+        body = {"success": True, "subscriptions": found.choices, "suppressions": suppressions}
+        if found.left_out:
+            body["addressesLeftOut"] = found.left_out
         self.answer(orjson.dumps(body), headers={"Cache-Control": "no-store"})
 
     head = get

@@ -18,7 +18,8 @@ from engage.api import API_ORIGIN, ERASED, Event, Outcome, Status, StorageUnavai
 from engage.errors import ApiError, conflict_not_kept, overloaded
 from engage.pipeline.dead_letters import Conflict, find_conflict, letter_of_conflict
 from engage.pipeline.normalise import engage_mark
-from engage.upkeep.erasures import fingerprint, hash_of
+from engage.store.keys import hash_of
+from engage.upkeep.erasures import fingerprint
 
 if TYPE_CHECKING:
     from engage.pipeline.ingest import Ingest

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from engage.api import Status, Suppression
+from engage.api import Status
 from engage.errors import ApiError, Limit, invalid_link, overloaded
 from engage.keys.auth import KEYLESS_BODY, Authenticator, Principal
 from engage.keys.links import Person
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from engage.pipeline.conflicts import Conflicts
     from engage.pipeline.ingest import Ingest
     from engage.pipeline.transforms import Transforms
+    from engage.store.choices import Preferences
 
 __all__ = ["Pipeline"]
 
@@ -278,21 +279,17 @@ class Pipeline:
             raise invalid_link()
         return await self._subscriptions.links.person(body)
 
-    async def choose(
-        self, person: Person, changes: Mapping[str, bool], source: Source
-    ) -> Mapping[str, bool]:
-        """Change the choices of a person; without changes, only read them.
+    async def choose(self, person: Person, changes: Mapping[str, bool], source: Source) -> None:
+        """Change the choices of a person.
 
         :raises ApiError: as :meth:`engage.pipeline.subscriptions.Subscriptions.apply`.
         """
-        state = await self._subscriptions.apply(person, changes, source)
-        if changes:
-            self._metrics.event("subscription", "stored")
-        return state
+        await self._subscriptions.apply(person, changes, source)
+        self._metrics.event("subscription", "stored")
 
-    async def suppressions(self, person: Person) -> tuple[Sequence[Suppression], Collection[str]]:
-        """See :meth:`engage.pipeline.subscriptions.Subscriptions.suppressions`."""
-        return await self._subscriptions.suppressions(person)
+    async def preferences(self, person: Person) -> Preferences:
+        """See :meth:`engage.pipeline.subscriptions.Subscriptions.preferences`."""
+        return await self._subscriptions.preferences(person)
 
     async def deliver(
         self,

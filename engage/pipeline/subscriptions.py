@@ -16,10 +16,8 @@ from collections.abc import (
     AsyncGenerator,
     Awaitable,
     Callable,
-    Collection,
     Iterable,
     Mapping,
-    Sequence,
 )
 from typing import TYPE_CHECKING, Any, Final
 
@@ -53,9 +51,10 @@ from engage.errors import (
 from engage.keys.links import BY_ID, STEP, Links, Person
 from engage.pipeline.ids import uuid7
 from engage.pipeline.normalise import parse_field
+from engage.store.choices import Preferences
+from engage.store.suppressions import forms
 from engage.upkeep.export import all_pages
 from engage.upkeep.time_limit import within
-from engage.upkeep.tombstones import hashed_address
 from engage.webhooks import form_fields
 
 if TYPE_CHECKING:
@@ -192,7 +191,10 @@ class Subscriptions:
             raise link_expired()
         places = {group: "/changes" + pointer(group) for group in changes}
         _check_groups(person.workspace, places)
-        state = await self.apply(person, changes, source, message_id=body.get("messageId"))
+        if changes:
+            state = await self.apply(person, changes, source, message_id=body.get("messageId"))
+        else:
+            state = (await self.preferences(person)).choices
         return {group: state[group] for group in changes} if person.expired else state
 
     async def apply(
@@ -205,7 +207,7 @@ class Subscriptions:
     ) -> Mapping[str, bool]:
         """Apply a change of a person whose link was verified.
 
-        :param changes: group id → subscribed; the groups exist. Empty: only read the choices.
+        :param changes: group id → subscribed; the groups exist.
         :param message_id: with one, the same change again has no effect.
         :return: as :meth:`change`.
         :raises ApiError: 429 ``rate_limited`` if the id has been subscribed again too often today.
@@ -220,37 +222,31 @@ class Subscriptions:
         async with within(self._timeout):
             if any(changes.values()):
                 await self._check_rate(store, workspace.id, subject, changes, now)
-            if changes:
-                # A link from before may be a visitor's: see :mod:`engage.keys.links`.
-                stopped = {group: False for group, on in changes.items() if not on}
-                visitor = Subject(Kind.VISITOR, subject.id)
-                parts = {visitor: stopped, subject: changes}
-                choices, *_ = await store.apply_all(
-                    [
-                        SubscriptionChange(
-                            id=_change_id(message_id, whose, some, now),
-                            workspace_id=workspace.id,
-                            subject=whose,
-                            choices=dict(some),
-                            at=now,
-                            how=source.how,
-                            secret=person.secret,
-                            user_agent=source.user_agent[:_USER_AGENT],
-                            address=source.address if workspace.keep_addresses else "",
-                        )
-                        for whose, some in reversed(parts.items())
-                        if some
-                    ]
-                )
-                # Not of a change that was made before, and undone since.
-                held = {group: on for group, on in changes.items() if choices.get(group) is on}
-                await self._object(person, held, now, source.how)
-            else:
-                choices = await store.state(workspace.id, subject)
-        return {
-            group.id: choices.get(group.id, group.type == "opt_out")
-            for group in workspace.subscription_groups
-        }
+            # A link from before may be a visitor's: see :mod:`engage.keys.links`.
+            stopped = {group: False for group, on in changes.items() if not on}
+            visitor = Subject(Kind.VISITOR, subject.id)
+            parts = {visitor: stopped, subject: changes}
+            choices, *_ = await store.apply_all(
+                [
+                    SubscriptionChange(
+                        id=_change_id(message_id, whose, some, now),
+                        workspace_id=workspace.id,
+                        subject=whose,
+                        choices=dict(some),
+                        at=now,
+                        how=source.how,
+                        secret=person.secret,
+                        user_agent=source.user_agent[:_USER_AGENT],
+                        address=source.address if workspace.keep_addresses else "",
+                    )
+                    for whose, some in reversed(parts.items())
+                    if some
+                ]
+            )
+            # Not of a change that was made before, and undone since.
+            held = {group: on for group, on in changes.items() if choices.get(group) is on}
+            await self._object(person, held, now, source.how)
+        return _of_all(workspace, choices)
 
     async def _object(
         self, person: Person, changes: Mapping[str, bool], now: int, how: str
@@ -261,7 +257,8 @@ class Subscriptions:
         found = _objections(workspace, *named, changes, now, how)
         if not found or not isinstance(store, SuppressionStore):
             return
-        addresses = self._forms(workspace.id, {(one.channel, one.address) for one in found})
+        named_addresses = {(one.channel, one.address) for one in found}
+        addresses = forms(self._erasures_key, workspace.id, named_addresses)
         lifted = [
             dataclasses.replace(one, at=max(now, one.at + 1), lifted=True, how=how)
             for one in await store.suppressions(workspace.id, addresses)
@@ -269,51 +266,21 @@ class Subscriptions:
         ]
         await store.suppress([*(one for one in found if not one.lifted), *lifted])
 
-    def _forms(
-        self, workspace_id: str, addresses: Collection[tuple[str, str]]
-    ) -> set[tuple[str, str]]:
-        """Return addresses with the hashes under which those of erased people are kept."""
-        if (key := self._erasures_key) is None:
-            return {*addresses}
-        hashed = {(one, hashed_address(key, workspace_id, one, it)) for one, it in addresses}
-        return {*addresses} | hashed
-
-    async def suppressions(self, person: Person) -> tuple[Sequence[Suppression], Collection[str]]:
-        """Return what is suppressed of a person's addresses, and the traits whose address is left
-        out.
-
-        The addresses are the one in the link, or else those that surely are this user's: anyone can
-        give a user or a visitor the address of another.
+    async def preferences(self, person: Person) -> Preferences:
+        """Return the choice of a person for every group, and what is suppressed of the addresses:
+        the one in the link, or else those that surely are this user's.
 
         :raises StorageUnavailable: if they could not be read.
         """
-        store, workspace = self._store, person.workspace
-        if not isinstance(store, SuppressionStore):
-            return (), ()
-        named: Mapping[str, str | None] = {person.identifier_key: person.identifier}
+        named = person.identifier_key, person.identifier
         async with within(self._timeout):
-            if person.identifier_key in BY_ID and isinstance(store, ProfileStore):
-                kind, name = person.subject
-                if kind is Kind.USER:
-                    named = await store.certain(workspace.id, name)
-                else:
-                    visitor = await store.visitor(workspace.id, name)
-                    named = dict.fromkeys(() if visitor is None else visitor.traits)
-            known = {
-                (channel, trait): named[trait]
-                for channel, trait in ADDRESS_TRAITS.items()
-                if trait in named
-            }
-            addresses = [
-                (channel, address)
-                for (channel, _), value in known.items()
-                if (address := suppressed_address(channel, value or "")) is not None
-            ]
-            left_out = sorted({trait for (_, trait), value in known.items() if value is None})
-            if not addresses:
-                return (), left_out
-            forms = self._forms(workspace.id, addresses)
-            return await store.suppressions(workspace.id, forms), left_out
+            found = await self._store.preferences(
+                person.workspace.id,
+                person.subject,
+                None if person.identifier_key in BY_ID else named,
+                self._erasures_key,
+            )
+        return dataclasses.replace(found, choices=_of_all(person.workspace, found.choices))
 
     async def _check_rate(
         self,
@@ -413,6 +380,14 @@ class Subscriptions:
                 yield one
         elif not self.objections_of(workspace, row):
             raise from_problems([Problem("/identifier", _unclear(len(found), len(certain)))])
+
+
+def _of_all(workspace: Workspace, choices: Mapping[str, bool]) -> dict[str, bool]:
+    """Return the choice for every group of a workspace."""
+    return {
+        group.id: choices.get(group.id, group.type == "opt_out")
+        for group in workspace.subscription_groups
+    }
 
 
 def _unclear(found: int, certain: int) -> str:

@@ -3,22 +3,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from engage.api import (
+    ADDRESS_TRAITS,
     Kind,
     Page,
     Subject,
     SubscriptionChange,
     SubscriptionRecord,
     SubscriptionState,
+    Suppression,
+    suppressed_address,
 )
 from engage.store.keys import KEY_BYTES, key_of
 from engage.store.pages import every, page
+from engage.store.people import certain, visitor
 from engage.store.profiles import CHOICES, KIND_OF, KINDS, chose
+from engage.store.suppressions import find, forms
 from engage.store.tables import (
     MAX_ROWS,
     Add,
@@ -212,6 +218,48 @@ def state(workspace_id: str, subject: Subject) -> Steps[dict[str, bool]]:
     whose = _whose(workspace_id, subject)
     stored = yield Under(CHOICES, [whose])
     return {row[3]: bool(row[4]) for row in stored[whose]}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Preferences:
+    """What is sent to a person, for those who have a link."""
+
+    #: Group id → subscribed.
+    choices: Mapping[str, bool]
+    #: What is suppressed of the addresses.
+    suppressions: Sequence[Suppression]
+    #: The traits whose address may be another's, so that nothing is said about it.
+    left_out: Sequence[str]
+
+
+@plan()
+def preferences(
+    workspace_id: str, subject: Subject, identifier: tuple[str, str] | None, key: str | None
+) -> Steps[Preferences]:
+    """Return the choices of a subject, and what is suppressed of its addresses.
+
+    :param identifier: the trait and the value in the link; ``None``: the addresses are those that
+        surely are this user's, because anyone can give a user or a visitor that of another.
+    :param key: see :func:`~engage.store.suppressions.forms`.
+    """
+    named: Mapping[str, str | None] = dict([identifier] if identifier else ())
+    if identifier is None and subject.kind is Kind.USER:
+        named = yield from certain(workspace_id, subject.id)
+    elif identifier is None:
+        found = yield from visitor(workspace_id, subject.id)
+        named = dict.fromkeys(() if found is None else found.traits)
+    known = [
+        (channel, trait, named[trait])
+        for channel, trait in ADDRESS_TRAITS.items()
+        if trait in named
+    ]
+    formed = [(channel, suppressed_address(channel, value or "")) for channel, _, value in known]
+    addresses = [(channel, form) for channel, form in formed if form is not None]
+    return Preferences(
+        choices=(yield from state(workspace_id, subject)),
+        suppressions=(yield from find(workspace_id, [*forms(key, workspace_id, addresses)])),
+        left_out=sorted({trait for _, trait, value in known if value is None}),
+    )
 
 
 @plan()

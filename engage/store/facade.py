@@ -294,6 +294,18 @@ class PlannedChoices(Executor, SubscriptionStore):
             return {}
         return await self.read(choosing.state, workspace_id, subject)
 
+    async def preferences(
+        self,
+        workspace_id: str,
+        subject: Subject,
+        identifier: tuple[str, str] | None,
+        key: str | None,
+    ) -> choosing.Preferences:
+        """See :func:`engage.store.choices.preferences`."""
+        if not is_text(subject.id, *(identifier or ())):
+            return choosing.Preferences({}, (), ())
+        return await self.read(choosing.preferences, workspace_id, subject, identifier, key)
+
     async def scan_subscriptions(
         self, workspace_id: str | None, *, after: str | None, limit: int
     ) -> Page[SubscriptionState]:

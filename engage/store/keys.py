@@ -3,8 +3,13 @@
 
 from __future__ import annotations
 
+import hmac
 from hashlib import blake2b
 from typing import Final
+
+import orjson
+
+from engage.api import EngageError
 
 #: Length of a key.
 KEY_BYTES: Final = 16
@@ -29,3 +34,17 @@ def key_of(*parts: str) -> bytes:
         encoded = part.encode()
         digest.update(len(encoded).to_bytes(8, "big") + encoded)
     return digest.digest()
+
+
+def hash_of(key: str, workspace_id: str, name: str) -> str:
+    """Return the keyed hash of the id of a user or a visitor: HMAC-SHA256 (RFC 2104), hexadecimal.
+
+    A user and a visitor with the same id have the same hash; the same ids of two workspaces do not.
+
+    :raises EngageError: if the id is not Unicode text: nothing can have it.
+    """
+    try:
+        message = orjson.dumps([workspace_id, name])
+    except TypeError:
+        raise EngageError("the id is not Unicode text") from None
+    return hmac.digest(key.encode(), message, "sha256").hex()

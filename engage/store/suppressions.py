@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from engage.api import Page, Suppression
+from engage.store.keys import hash_of
 from engage.store.pages import page
 from engage.store.tables import Delete, Put, Row, Steps, Table, Under, plan
 
@@ -24,6 +25,26 @@ SUPPRESSIONS: Final = Table(
     arrival=True,
     register=("at", "-lifted"),
 )
+#: Begins the address of an erased person, of which only the hash is kept.
+HASHED: Final = "hmac-sha256:"
+
+
+def hashed_address(key: str, workspace_id: str, channel: str, address: str) -> str:
+    """Return the form in which the address of an erased person is kept."""
+    return HASHED + hash_of(key, workspace_id, f"{channel}:{address}")
+
+
+def forms(
+    key: str | None, workspace_id: str, addresses: Collection[tuple[str, str]]
+) -> set[tuple[str, str]]:
+    """Return addresses (channel, address) with the forms of those of erased people.
+
+    :param key: of the hashes; ``None``: nobody was erased.
+    """
+    if key is None:
+        return {*addresses}
+    hashed = {(one, hashed_address(key, workspace_id, one, it)) for one, it in addresses}
+    return {*addresses} | hashed
 
 
 def suppression_of(row: Row) -> Suppression:

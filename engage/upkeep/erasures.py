@@ -2,14 +2,13 @@
 """The file of erasures beside the config: what a backup must not bring back.
 
 ``<config>.erasures`` has one JSON object in each line, appended and synced before anything is
-erased. It has no id of a person, only keyed hashes (:func:`hash_of`), so that it can be kept with
-the backups. It also notes which write keys were disabled, archived and enabled.
+erased. It has no id of a person, only keyed hashes (:func:`engage.store.keys.hash_of`), so that it
+can be kept with the backups. It also notes which write keys were disabled, archived and enabled.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hmac
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -32,7 +31,6 @@ __all__ = [
     "check_writable",
     "erasures_path",
     "fingerprint",
-    "hash_of",
     "key_of",
     "newest",
     "read",
@@ -51,7 +49,7 @@ class Erasure:
     #: ``user``: of events with this user id. ``visitor``: of events with this anonymous id and
     #: without a user id.
     kind: Literal["user", "visitor"]
-    #: :func:`hash_of` the id.
+    #: :func:`engage.store.keys.hash_of` the id.
     hash: str
     #: Milliseconds since 1970 UTC: what was received before is erased.
     at: int
@@ -87,20 +85,6 @@ def key_of(config: Config) -> str:
             "Keep the key for as long as there are backups: they are compared by it"
         )
     return config.erasures.key
-
-
-def hash_of(key: str, workspace_id: str, name: str) -> str:
-    """Return the keyed hash of the id of a user or a visitor: HMAC-SHA256 (RFC 2104), hexadecimal.
-
-    A user and a visitor with the same id have the same hash; the same ids of two workspaces do not.
-
-    :raises EngageError: if the id is not Unicode text: nothing can have it.
-    """
-    try:
-        message = orjson.dumps([workspace_id, name])
-    except TypeError:
-        raise EngageError("the id is not Unicode text") from None
-    return hmac.digest(key.encode(), message, "sha256").hex()
 
 
 def append(path: Path, lines: Iterable[Erasure | KeyNote]) -> None:

@@ -14,23 +14,20 @@ from typing import Final
 import orjson
 
 from engage.api import EventStore, Kind, Record, RecordStore
-from engage.upkeep.erasures import Erasure, hash_of
+from engage.store.keys import hash_of
+from engage.upkeep.erasures import Erasure
 from engage.upkeep.export import all_pages
 
 __all__ = [
     "ERASURE",
-    "HASHED",
     "PSEUDONYM",
     "Tombstones",
-    "hashed_address",
     "is_done",
     "put_tombstones",
 ]
 
 #: The kind of the records.
 ERASURE: Final = "erasure"
-#: Begins a suppressed address of which only the hash is kept.
-HASHED: Final = "hmac-sha256:"
 #: Begins the pseudonym to which the history of an erased person's choices is given.
 PSEUDONYM: Final = "erased-"
 
@@ -103,11 +100,6 @@ class Tombstones:
         for (workspace, _), at in self._times.items():
             found[workspace] = max(at, found.get(workspace, at))
         return found
-
-
-def hashed_address(key: str, workspace_id: str, channel: str, address: str) -> str:
-    """Return the form in which the suppressed address of an erased person is kept."""
-    return HASHED + hash_of(key, workspace_id, f"{channel}:{address}")
 
 
 async def put_tombstones(

@@ -16,6 +16,7 @@ import pytest
 from click.testing import Result
 
 from engage.erasure.requests import note_requests
+from engage.store.keys import hash_of
 from engage.testing.factories import TIME, event, identify
 from engage.testing.storage.erasures import change
 from engage.testing.storage.suppressions import suppression
@@ -118,14 +119,14 @@ def test_erase_prints_a_receipt_and_notes_the_erasure(config: Path) -> None:
     result = erase(config, "--json")
     assert (result.exit_code, result.stderr) == (3, "")
     receipt = json.loads(result.stdout)
-    assert receipt["user"] == erasures.hash_of(KEY, "acme", "ann")
+    assert receipt["user"] == hash_of(KEY, "acme", "ann")
     assert (receipt["known"], receipt["overwritten"]) == (True, True)
     assert receipt["erased"]["events"] == 8
     assert on_store(config, traces) == []
     known, _ = erasures.read(config.with_name("engage.toml.erasures"), KEY)
     assert {(one.kind, one.hash) for one in known} >= {
         ("user", receipt["user"]),
-        ("visitor", erasures.hash_of(KEY, "acme", "a1")),
+        ("visitor", hash_of(KEY, "acme", "a1")),
     }
     assert receipt["addresses"] == ["ann@x.org", "+49123"]
     assert receipt["otherAddresses"] == []

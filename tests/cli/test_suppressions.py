@@ -11,10 +11,10 @@ import pytest
 from click.testing import Result
 
 from engage.registry import Registry
+from engage.store.suppressions import hashed_address
 from engage.testing.factories import event, identify, user, visitor
 from engage.testing.storage.erasures import change
 from engage.testing.storage.suppressions import suppression
-from engage.upkeep.tombstones import hashed_address
 from support.commands import run
 from support.exports import audit_of, on_store
 from support.memory_store import MemoryEvents

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from engage.api import StorageUnavailable, Suppression, SuppressionStore
-from engage.upkeep.tombstones import hashed_address
+from engage.store.suppressions import hashed_address
 from support import console_data
 from support.people import KEY
 from support.preferences import (
@@ -55,7 +55,7 @@ async def get(server: Serving, url: str, method: str = "GET") -> Any:
 
 async def test_a_page_says_that_the_storage_is_down(tmp_path: Path) -> None:
     """Also between showing and sending."""
-    valve = Valve("state", "apply_all")
+    valve = Valve("preferences", "apply_all")
     async with serving(tmp_path, config_extra=GROUPS, meddle=valve) as server:
         url = page_of(members("u-1"), s="news", sub="0")
         assert (await get(server, url)).status == 200
@@ -83,7 +83,7 @@ async def test_a_page_says_that_the_storage_is_down(tmp_path: Path) -> None:
 
 
 async def test_an_error_of_the_server_is_a_page(tmp_path: Path) -> None:
-    valve = Valve("state")
+    valve = Valve("preferences")
     async with serving(tmp_path, config_extra=GROUPS, meddle=valve) as server:
         valve.error = RuntimeError("a secret")
         answer = await get(server, page_of(members("u-1")))

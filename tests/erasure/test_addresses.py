@@ -17,12 +17,13 @@ from engage.api import EngageError, Kind, Subject
 from engage.erasure.addresses import addresses_in, named_addresses
 from engage.erasure.erase import Receipt, erase_user, repeat
 from engage.erasure.person import erasable, export_person, other_addresses, person_of
+from engage.store.keys import hash_of
+from engage.store.suppressions import hashed_address
 from engage.testing import MemoryStore
 from engage.testing.factories import all_pages, event, identify, letter
 from engage.testing.storage.erasures import change
 from engage.testing.storage.suppressions import suppression
 from engage.upkeep import erasures
-from engage.upkeep.tombstones import hashed_address
 from support.people import ACTOR, KEY, config, lines, on_each
 
 ANN = "ann@example.com"
@@ -178,7 +179,7 @@ async def test_a_named_address_is_taken_whoever_claims_it(store: Any, tmp_path: 
     (entry,) = [line for line in await lines(store) if b"user-erased" in line]
     assert ANN.encode() not in entry
     details = orjson.loads(entry.partition(b" ")[2])["details"]
-    assert details["addresses"] == [erasures.hash_of(KEY, "acme", f"email:{ANN}")]
+    assert details["addresses"] == [hash_of(KEY, "acme", f"email:{ANN}")]
 
 
 async def test_an_id_that_looks_like_an_address_is_not_one(tmp_path: Path) -> None:

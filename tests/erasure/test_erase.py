@@ -24,6 +24,8 @@ from engage.erasure.erase import Receipt, erase_user, repeat
 from engage.erasure.person import export_person, person_of
 from engage.erasure.requests import erasure_requests, note_requests
 from engage.pipeline.conflicts import mark_of
+from engage.store.keys import hash_of
+from engage.store.suppressions import hashed_address
 from engage.testing import MemoryStore
 from engage.testing.factories import TIME, all_pages, event, identify, letter, visitor
 from engage.testing.factories import ids as ids_of
@@ -32,7 +34,7 @@ from engage.testing.storage.suppressions import suppression
 from engage.upkeep import erasures
 from engage.upkeep.audit import record_audit
 from engage.upkeep.erasures import ErasuresFileError
-from engage.upkeep.tombstones import Tombstones, hashed_address, put_tombstones
+from engage.upkeep.tombstones import Tombstones, put_tombstones
 from support.loaders import caught_up, loading, put
 from support.memory_log import MemoryBroker
 from support.memory_store import MemoryEvents, events_of, letters_of
@@ -94,7 +96,7 @@ async def test_all_of_a_person_is_erased_and_others_stay(store: Any, tmp_path: P
         "users": 1,
     }
     assert (receipt.addresses, receipt.other_addresses) == (["ann@x.org", "+49123"], [])
-    assert receipt.user == erasures.hash_of(KEY, "acme", "ann")
+    assert receipt.user == hash_of(KEY, "acme", "ann")
     (entry,) = [line for line in after if b"user-erased" in line]
     assert receipt.user.encode() in entry
     # The erased visitor is not the next user's, and that one keeps its own.
@@ -196,7 +198,7 @@ async def test_what_a_second_erasure_covers_is_not_applied_again(
 
     async def second() -> Any:
         await store.write([identify("n1", "ann", 2**40, traits={"email": "ann@x.org"})])
-        hashed = erasures.hash_of(KEY, "acme", "ann")
+        hashed = hash_of(KEY, "acme", "ann")
         key = erasures.fingerprint(KEY)
         one = erasures.Erasure(workspace="acme", kind="user", hash=hashed, at=2**42, key=key)
         await put_tombstones(store, [one])
@@ -642,7 +644,7 @@ async def test_an_address_in_the_audit_becomes_a_hash(store: Any, tmp_path: Path
     assert receipt.counts["auditEntries"] == 2
     assert await traces(store) == []
     noted = [orjson.loads(x.partition(b" ")[2]) for x in await lines(store) if b"-removed" in x]
-    hashed = erasures.hash_of(KEY, "acme", "ann@x.org")
+    hashed = hash_of(KEY, "acme", "ann@x.org")
     assert {one["details"]["address"] for one in noted} == {hashed, "bob@x.org"}
 
 

@@ -28,7 +28,6 @@ from engage.errors import ApiError
 from engage.keys.auth import Principal
 from engage.keys.links import BY_ID, subscription_hash
 from engage.pipeline.operator import decide_link
-from engage.pipeline.subscriptions import API
 from engage.testing import MemoryStore
 from engage.testing.factories import all_pages, user, visitor
 from support import people
@@ -272,8 +271,9 @@ class Play:
             for by_address in (False, True):
                 link = {**link_of(subject, by_address=by_address), "changes": {}}
                 person = await self.core.pipeline.person(link)
-                found[subject, by_address] = dict(await self.core.pipeline.choose(person, {}, API))
-                suppressed, _ = await self.core.pipeline.suppressions(person)
+                shown = await self.core.pipeline.preferences(person)
+                found[subject, by_address] = dict(shown.choices)
+                suppressed = shown.suppressions
                 if by_address or by_id:
                     found[subject, by_address, "suppressed"] = suppressed
             records = await all_pages(self.store.history, "acme", subject)

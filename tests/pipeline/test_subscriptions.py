@@ -19,8 +19,8 @@ from engage.config import SubscriptionGroup
 from engage.errors import ApiError
 from engage.keys.links import STEP, subscription_hash
 from engage.pipeline.subscriptions import Source, Subscriptions
+from engage.store.suppressions import hashed_address
 from engage.testing.storage.suppressions import suppression
-from engage.upkeep.tombstones import hashed_address
 from support.each import each
 from support.memory_store import MemoryEvents, MemoryStore, MemorySubscriptions, suppressions_of
 from support.pipeline import ACME, NOW, SECRET, error_of, make_core, turns
@@ -699,11 +699,11 @@ async def test_the_address_of_an_erased_person_is_found_by_its_hash() -> None:
     for key, found in (("k" * 32, ["complaint", "objection"]), (None, [])):
         core = make_core(store, erasures_key=key)
         person = await core.pipeline.person(body({}))
-        shown, _ = await core.pipeline.suppressions(person)
+        shown = (await core.pipeline.preferences(person)).suppressions
         assert sorted(one.reason for one in shown) == found
     core = make_core(store, erasures_key="k" * 32)
     await core.pipeline.subscriptions(orjson.dumps(body({"news": True})))
-    shown, _ = await core.pipeline.suppressions(person)
+    shown = (await core.pipeline.preferences(person)).suppressions
     assert [one.reason for one in shown] == ["complaint"]
 
 

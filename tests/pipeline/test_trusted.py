@@ -135,8 +135,8 @@ async def test_a_link_by_an_id_shows_what_is_suppressed_of_certain_addresses() -
             expired=False,
             **{"identifier": name, "identifier_key": "id", **fields},
         )
-        found, left_out = await core.pipeline.suppressions(person)
-        return [one.reason for one in found], [*left_out]
+        found = await core.pipeline.preferences(person)
+        return [one.reason for one in found.suppressions], [*found.left_out]
 
     async def identify(key: WriteKey, **item: Any) -> None:
         await send_event(core, item, "identify", principal=principal(key))

@@ -12,6 +12,7 @@ import pytest
 
 from engage.api import EngageError
 from engage.config import Config, Erasures
+from engage.store.keys import hash_of
 from engage.upkeep import erasures
 from engage.upkeep.erasures import Erasure, ErasuresFileError, KeyNote
 
@@ -23,7 +24,7 @@ def erasure(name: str, *, at: int = 5, key: str = KEY, kind: str = "user") -> Er
     return Erasure(
         workspace="acme",
         kind=kind,  # type: ignore[arg-type]
-        hash=erasures.hash_of(key, "acme", name),
+        hash=hash_of(key, "acme", name),
         at=at,
         key=erasures.fingerprint(key),
     )
@@ -44,14 +45,14 @@ def test_the_file_is_beside_the_config_and_needs_a_key(tmp_path: Path) -> None:
 
 def test_a_hash_depends_on_the_key_the_workspace_and_the_id() -> None:
     hashes = {
-        erasures.hash_of(key, workspace, name)
+        hash_of(key, workspace, name)
         for key in (KEY, OTHER)
         for workspace in ("a", "ab")
         for name in ("bc", "c", "ü\0")
     }
     assert len(hashes) == 12
     # `printf '["acme","ann"]' | openssl dgst -sha256 -hmac kkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkk`
-    assert erasures.hash_of(KEY, "acme", "ann").startswith("b7a55cccae74513f")
+    assert hash_of(KEY, "acme", "ann").startswith("b7a55cccae74513f")
 
 
 def test_what_is_appended_is_read(tmp_path: Path) -> None:

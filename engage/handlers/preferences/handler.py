@@ -8,6 +8,7 @@ and no cookie: the signature in the query is the permission, for all of these.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from engage.config import SubscriptionGroup, Workspace
     from engage.handlers.preferences.looks import Look, Words
     from engage.keys.links import Person
+    from engage.store.choices import Preferences
 
 __all__ = ["ONE_CLICK_BODY", "PreferencesHandler", "changes_of_form", "is_one_click", "stopped"]
 
@@ -157,8 +159,7 @@ class PreferencesHandler(Handler):
     async def get(self) -> None:
         """Show the page."""
         person = await self.services.pipeline.person(link_of(self.request))
-        state = await self._choose(person, {}, "page")
-        await self._show(person, state, asks=True)
+        await self._show(person, asks=True)
 
     head = get
 
@@ -177,26 +178,24 @@ class PreferencesHandler(Handler):
             return
         wanted = changes_of_form(person.workspace, self.body)
         changes = {group: on for group, on in wanted.items() if not (on and person.expired)}
-        state = await self._choose(person, changes, "page")
         if person.expired and not changes:
-            await self._show(person, state, asks=True, code=403 if wanted else 200)
+            await self._show(person, asks=True, code=403 if wanted else 200)
             return
+        if changes:
+            await self._choose(person, changes, "page")
         shown = any(name == "shown" for name, _ in _fields(self.body))
         # Of a form that was sent after the link had expired, only a part may be saved.
         saved = shown and changes == wanted
         status = words.text("saved") if saved or not changes else _done(person, changes, words)
-        await self._show(person, state, status=status)
+        await self._show(person, status=status)
 
-    async def _choose(
-        self, person: Person, changes: Mapping[str, bool], how: str
-    ) -> Mapping[str, bool]:
-        return await self.services.pipeline.choose(person, changes, source_of(self, how))
+    async def _choose(self, person: Person, changes: Mapping[str, bool], how: str) -> None:
+        await self.services.pipeline.choose(person, changes, source_of(self, how))
 
     # ---------------------------------------------------------------------------------- the page
     async def _show(
         self,
         person: Person,
-        state: Mapping[str, bool],
         *,
         status: str = "",
         asks: bool = False,
@@ -204,15 +203,16 @@ class PreferencesHandler(Handler):
     ) -> None:
         """Answer with the page.
 
-        :param state: the choices.
         :param status: what was done.
         :param asks: whether the page first asks what the link is about.
         """
         look = self.services.looks.of(person.workspace.id)
         words = self._words(look)
         groups = person.workspace.subscription_groups
-        named = next((group for group in groups if group.id == self._query("s")), None)
-        stops = self._query("sub") != "1"
+        wanted = self._query("s")
+        named = next((group for group in groups if group.id == wanted), None)
+        wish = self._query("sub")
+        stops = wish != "1"
         everything = ("unsubscribe_all", "1", words.text("unsubscribe_all"))
         if person.expired:
             heading, detail = ("expired_title", "expired") if asks else ("title", "")
@@ -221,6 +221,8 @@ class PreferencesHandler(Handler):
                 look, words, heading=heading, detail=detail, status=status, offers=offers, code=code
             )
             return
+        found = await self.services.pipeline.preferences(person)
+        state = found.choices
         offers, heading, after = [], "title", [everything]
         if asks and named is not None and state[named.id] != stops:
             # There is nothing to ask any more.
@@ -230,7 +232,7 @@ class PreferencesHandler(Handler):
         elif asks and named is not None:
             label = words.text("subscribe", group=words.group(named))
             heading, offers = "subscribe_title", [("subscribe", named.id, label)]
-        elif asks and self._query("sub") == "0":
+        elif asks and wish == "0":
             heading, offers, after = "unsubscribe_title", [everything], []
         self._answer(
             look,
@@ -242,33 +244,10 @@ class PreferencesHandler(Handler):
             if person.identifier_key in BY_ID
             else words.text("recipient", address=person.identifier),
             offers=offers,
-            channels=await self._channels(person, state, words),
+            channels=_channels(person, found, words),
             shown=" ".join(f"{group.id}:{state[group.id]:d}" for group in groups),
             after=after if groups else [],
         )
-
-    async def _channels(
-        self, person: Person, state: Mapping[str, bool], words: Words
-    ) -> list[tuple[str, str, list[tuple[str, str, bool]]]]:
-        """Return the choices by channel, with a note where something is not sent anyway."""
-        suppressed, _ = await self.services.pipeline.suppressions(person)
-        # Who objected is shown as unsubscribed, unless it was somebody else with the address.
-        silent = {
-            (one.channel, one.group_id)
-            for one in suppressed
-            if one.reason != OBJECTION or state.get(one.group_id)
-        }
-        by_channel: dict[str, list[SubscriptionGroup]] = {}
-        for group in person.workspace.subscription_groups:
-            by_channel.setdefault(group.channel, []).append(group)
-        return [
-            (
-                words.of_channel("channel", channel),
-                _note(channel, groups, silent, words),
-                [(group.id, words.group(group), state[group.id]) for group in groups],
-            )
-            for channel, groups in by_channel.items()
-        ]
 
     def answer_error(self, error: ApiError, headers: Mapping[str, str]) -> None:
         """Answer with a page that does not tell which workspaces there are."""
@@ -318,8 +297,11 @@ class PreferencesHandler(Handler):
 
     def _query(self, name: str) -> str:
         """Return an argument of the query that is not signed; ``""`` if it has none."""
-        values = arguments_of(self.request).get(name, [b""])
-        return values[0].decode("utf-8", "replace")
+        return self._arguments.get(name, [b""])[0].decode("utf-8", "replace")
+
+    @functools.cached_property
+    def _arguments(self) -> Mapping[str, list[bytes]]:
+        return arguments_of(self.request)
 
     def _words(self, look: Look) -> Words:
         return look.words(self._query("lang"), self.request.fields.get("Accept-Language", ""))
@@ -337,6 +319,29 @@ def _offers(person: Person, named: SubscriptionGroup | None, words: Words) -> li
     label = words.of_channel("unsubscribe_channel", channel)
     both = [one, ("unsubscribe_channel", channel, label)]
     return both if person.workspace.preferences_page.one_click == "group" else both[::-1]
+
+
+def _channels(
+    person: Person, found: Preferences, words: Words
+) -> list[tuple[str, str, list[tuple[str, str, bool]]]]:
+    """Return the choices by channel, with a note where something is not sent anyway."""
+    # Who objected is shown as unsubscribed, unless it was somebody else with the address.
+    silent = {
+        (one.channel, one.group_id)
+        for one in found.suppressions
+        if one.reason != OBJECTION or found.choices.get(one.group_id)
+    }
+    by_channel: dict[str, list[SubscriptionGroup]] = {}
+    for group in person.workspace.subscription_groups:
+        by_channel.setdefault(group.channel, []).append(group)
+    return [
+        (
+            words.of_channel("channel", channel),
+            _note(channel, groups, silent, words),
+            [(group.id, words.group(group), found.choices[group.id]) for group in groups],
+        )
+        for channel, groups in by_channel.items()
+    ]
 
 
 def _note(

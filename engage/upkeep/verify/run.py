@@ -30,8 +30,9 @@ from engage.api import (
     render_time,
     suppressed_address,
 )
+from engage.store.suppressions import HASHED
 from engage.upkeep.export import all_pages
-from engage.upkeep.tombstones import HASHED, Tombstones
+from engage.upkeep.tombstones import Tombstones
 from engage.upkeep.verify.choices import confirm_choices, keep_choices, keep_history
 from engage.upkeep.verify.letters import check_letters
 from engage.upkeep.verify.notes import Notes
