@@ -18,12 +18,11 @@ from engage.erasure.addresses import addresses_in, named_addresses
 from engage.erasure.erase import Receipt, erase_user, repeat
 from engage.erasure.person import erasable, export_person, other_addresses, person_of
 from engage.testing import MemoryStore
-from engage.testing.factories import all_pages, event, identify, letter
-from engage.testing.storage.erasures import change
-from engage.testing.storage.suppressions import suppression
+from engage.testing.factories import all_pages, event, identify, letter, suppression
 from engage.upkeep import erasures
 from engage.upkeep.tombstones import hashed_address
 from support.people import ACTOR, KEY, config, lines, on_each
+from support.rules.erasures import change
 
 ANN = "ann@example.com"
 

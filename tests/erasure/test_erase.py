@@ -25,10 +25,8 @@ from engage.erasure.person import export_person, person_of
 from engage.erasure.requests import erasure_requests, note_requests
 from engage.pipeline.conflicts import mark_of
 from engage.testing import MemoryStore
-from engage.testing.factories import TIME, all_pages, event, identify, letter, visitor
+from engage.testing.factories import TIME, all_pages, event, identify, letter, suppression, visitor
 from engage.testing.factories import ids as ids_of
-from engage.testing.storage.erasures import change
-from engage.testing.storage.suppressions import suppression
 from engage.upkeep import erasures
 from engage.upkeep.audit import record_audit
 from engage.upkeep.erasures import ErasuresFileError
@@ -37,6 +35,7 @@ from support.loaders import caught_up, loading, put
 from support.memory_log import MemoryBroker
 from support.memory_store import MemoryEvents, events_of, letters_of
 from support.people import ACTOR, ADDRESSES, KEY, config, fill, lines, on_each, traces
+from support.rules.erasures import change
 from support.sqlite import make
 from support.verifying import full
 

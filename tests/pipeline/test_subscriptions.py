@@ -19,7 +19,7 @@ from engage.config import SubscriptionGroup
 from engage.errors import ApiError
 from engage.keys.links import STEP, subscription_hash
 from engage.pipeline.subscriptions import Source, Subscriptions
-from engage.testing.storage.suppressions import suppression
+from engage.testing.factories import suppression
 from engage.upkeep.tombstones import hashed_address
 from support.each import each
 from support.memory_store import MemoryEvents, MemoryStore, MemorySubscriptions, suppressions_of
