@@ -8,8 +8,9 @@ the one in memory does keeps all of them.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final
 
 from engage.api import OPERATOR_ORIGIN, Event, EventFilter, Kind, Subject, SubscriptionChange
@@ -17,6 +18,7 @@ from engage.api import OPERATOR_ORIGIN, Event, EventFilter, Kind, Subject, Subsc
 from ..factories import (
     TIME,
     all_pages,
+    all_recent,
     canonical,
     change,
     count,
@@ -41,6 +43,11 @@ _SUBJECTS: Final = (
 )
 _EMAILS: Final = ("x@y.z", "X@y.z ", "other@y.z", 1)
 _GROUPS: Final = ("news", "offers", "a.b$")
+_KINDS: Final = ("key", "key\0")
+_NAMES: Final = ("a", "A", "a\0", "a\0b", "é")
+_ADDRESSES: Final = ("x@y.z", "x@y.z\0", "X@y.z")
+#: Rows of a page, so that there are several pages.
+_PAGE: Final = 4
 
 #: A method, its arguments, and the named ones.
 _Call = tuple[str, tuple[Any, ...], dict[str, Any]]
@@ -94,7 +101,8 @@ def _any_call(
             return "apply_all", ([_any_change(chance, number, at)],), {}
         case "suppress":
             fields = {"group_id": choose(["", "news"]), "reason": choose(["complaint", "bounce"])}
-            one = suppression("x@y.z", at=at, workspace=space, lifted=choose([True, False]))
+            fields |= {"at": TIME + choose(range(at + 1)), "lifted": choose([True, False])}
+            one = suppression(choose(_ADDRESSES), workspace=space)
             return "suppress", ([dataclasses.replace(one, **fields)],), {}
         case "keep":
             letters = [letter(f"l{number}-{n}", workspace_id=space) for n in range(choose([1, 3]))]
@@ -102,14 +110,17 @@ def _any_call(
         case "remove":
             return "remove", (space, [f"l{choose(range(number + 1))}-0"]), {}
         case "put_record":
-            kept = record(choose("ab"), space, at=TIME + at, body=b'{"n":%d}' % number)
+            fields = {"kind": choose(_KINDS), "at": TIME + at, "body": b'{"n":%d}' % number}
+            kept = record(choose(_NAMES), space, **fields)
             return "put_record", (kept,), {"expected_version": choose([None, None, 0, 1])}
         case "delete_record":
-            return "delete_record", ("key", space, choose("ab")), {}
+            return "delete_record", (choose(_KINDS), space, choose(_NAMES)), {}
+        case "expire_records":
+            return "expire_records", (choose(_KINDS), TIME + at // 2), {"limit": 2}
         case "put_counts":
-            labels = (choose("xy"),)
-            counts = [count(choose(range(9)), minute=at, workspace_id=space, labels=labels)]
-            return "put_counts", (counts,), {}
+            fields = {"labels": choose([("x",), ("x", ""), ("x\0",)]), "process": choose("pq")}
+            fields |= {"step": choose([60, 3600]), "workspace_id": space}
+            return "put_counts", ([count(choose(range(9)), minute=at, **fields)],), {}
         case "erase_events":
             gone = [one for one in written if one.user_id == "u2"][:3]
             return "erase_events", (gone, [b"mark"] * len(gone)), {}
@@ -119,15 +130,18 @@ def _any_call(
         case "erase_choices":
             return "erase_choices", (space, choose(_SUBJECTS), f"erased-{number}"), {}
         case "erase_suppressions":
-            return "erase_suppressions", (space, [("email", "x@y.z")]), {}
+            return "erase_suppressions", (space, [("email", choose(_ADDRESSES))]), {}
+        case "reapply":
+            return "reapply", ([choose(written)] if written else [],), {}
     if can_expire and choose([True, False]):
         return "expire", (TIME + at // 2,), {"limit": 3}
-    return "expire_counts", (60, TIME + at * 30_000), {"limit": 100}
+    return "expire_counts", (choose([60, 3600]), TIME + at * 30_000), {"limit": 100}
 
 
 _RARE: Final = (
     *("put_record", "put_record", "delete_record", "put_counts", "put_counts"),
     *("erase_events", "erase_profile", "erase_choices", "erase_suppressions", "expire"),
+    *("expire_records", "reapply", "suppress"),
 )
 
 
@@ -180,40 +194,67 @@ def _plain(name: str, result: Any) -> Any:
 
 async def everything(store: Any) -> dict[str, Any]:
     """Return everything that a store tells, in a form to compare: what has no order is sorted."""
-    history = [
-        # The id of a change of an erased person is random.
-        dataclasses.replace(one, change_id="") if one.subject.id.startswith("erased-") else one
-        for one in await all_pages(store.history, None, None)
-    ]
-    found: dict[str, Any] = {
-        "events": _sorted(map(canonical, await all_pages(store.scan, EventFilter()))),
-        "users": _sorted(map(dataclasses.astuple, await all_pages(store.scan_users, None))),
-        "visitors": _sorted(map(dataclasses.astuple, await all_pages(store.scan_visitors, None))),
-        "groups": _sorted(map(dataclasses.astuple, await all_pages(store.scan_groups, None))),
-        "links": _sorted(map(dataclasses.astuple, await all_pages(store.scan_links))),
-        "choices": _sorted(
-            map(dataclasses.astuple, await all_pages(store.scan_subscriptions, None))
-        ),
-        "history": sorted(history, key=lambda one: (one.workspace_id, one.subject)),
-        "suppressions": _sorted(
-            map(dataclasses.astuple, await all_pages(store.scan_suppressions, None))
-        ),
-        "dead letters": sorted(
-            await all_pages(store.scan_dead_letters, None), key=lambda one: one.id
-        ),
-        "records": await all_pages(store.list_records, None),
-        "counts": _sorted(map(dataclasses.astuple, await all_pages(store.scan_counts))),
-    }
+    found: dict[str, Any] = {}
+
+    async def read(what: str, method: Any, *args: Any, **options: Any) -> list[Any]:
+        items = await all_pages(functools.partial(method, **options), *args, limit=_PAGE)
+        found[what] = sorted(map(dataclasses.astuple, items), key=repr)
+        return items
+
+    for space in (None, *_SPACES):
+        await read(f"users {space}", store.scan_users, space)
+        await read(f"visitors {space}", store.scan_visitors, space)
+        await read(f"groups {space}", store.scan_groups, space)
+        await read(f"choices {space}", store.scan_subscriptions, space)
+        await read(f"suppressions {space}", store.scan_suppressions, space)
+        await read(f"dead letters {space}", store.scan_dead_letters, space)
+        letters = await all_recent(store.recent_dead_letters, space, limit=_PAGE)
+        found[f"recent letters {space}"] = sorted(one.id for one in letters)
+        for kind in _KINDS:
+            for reverse in (False, True):
+                read_records = functools.partial(store.list_records, reverse=reverse)
+                records = await all_pages(read_records, kind, space, limit=_PAGE)
+                found[f"records {kind} {space} {reverse}"] = records
+        for since in (0, TIME + 4):
+            records = await all_pages(
+                functools.partial(store.history, since=since), space, None, limit=_PAGE
+            )
+            # The ids of the changes of an erased person are random.
+            found[f"history {space} {since}"] = sorted(
+                (
+                    dataclasses.replace(one, change_id="") if _is_erased(one.subject) else one
+                    for one in records
+                ),
+                key=lambda one: (one.workspace_id, one.subject),
+            )
+        for step in (60, 3600):
+            times = {"since": TIME, "until": TIME + 5 * 60_000, "workspace_id": space}
+            await read(f"sums {step} {space}", store.counts, step, **times)
+    await read("links", store.scan_links)
+    await read("counts", store.scan_counts)
+    for wanted in _FILTERS:
+        # A storage may return more events than are wanted.
+        events = [*filter(wanted.matches, await all_pages(store.scan, wanted, limit=_PAGE))]
+        recent = await all_recent(store.recent, wanted, limit=_PAGE)
+        assert [*filter(wanted.matches, recent)] == events[::-1]
+        found[f"events {wanted}"] = sorted(map(canonical, events))
     for space in _SPACES:
         for name in _USERS:
+            found[f"user {space} {name}"] = await store.profile(space, name)
             found[f"certain {space} {name}"] = dict(await store.certain(space, name))
             found[f"linked {space} {name}"] = sorted(await store.linked_to(space, name))
         for name in _VISITORS:
+            found[f"visitor {space} {name}"] = await store.visitor(space, name)
             found[f"links {space} {name}"] = [user for user, _ in await store.links_to(space, name)]
+        for subject in _SUBJECTS:
+            found[f"state {space} {subject}"] = dict(await store.state(space, subject))
+        for name in ("l0-0", "l9-0", "l20-0"):
+            found[f"letter {space} {name}"] = await store.dead_letter(space, name)
+        addresses = [("email", one) for one in _ADDRESSES]
+        found[f"suppressed {space}"] = {*await store.suppressions(space, addresses)}
         for value in ("x@y.z", "other@y.z"):
-            found[f"holders {space} {value}"] = sorted(
-                await all_pages(store.holders, space, "email", value)
-            )
+            holders = await all_pages(store.holders, space, "email", value, limit=2)
+            found[f"holders {space} {value}"] = sorted(holders)
             for method in (store.find_users, store.find_visitors):
                 people = await method(space, "email", [value])
                 found[f"{method.__name__} {space} {value}"] = sorted(people.get(value, ()))
@@ -222,5 +263,14 @@ async def everything(store: Any) -> dict[str, Any]:
     return found
 
 
-def _sorted(values: Iterable[Any]) -> list[Any]:
-    return sorted(values, key=repr)
+_FILTERS: Final = (
+    EventFilter(),
+    EventFilter(workspace_id="acme", user_id="u"),
+    EventFilter(type="identify", since=TIME + 1, until=TIME + 3),
+    EventFilter(name="Clicked", origin="api"),
+    EventFilter(workspace_id="other", ids=["v", "both"]),
+)
+
+
+def _is_erased(subject: Subject) -> bool:
+    return subject.id.startswith("erased-")
