@@ -21,9 +21,11 @@ import hypothesis
 import pytest
 from tornado.ioloop import IOLoop
 
-from engage.monitoring.logs import ACCESS
-from support import mongo, server_process, virtual_time
-from support.server_process import SQLITE, Server, start_server
+pytest.register_assert_rewrite("support.rules")
+
+from engage.monitoring.logs import ACCESS  # noqa: E402
+from support import mongo, server_process, virtual_time  # noqa: E402
+from support.server_process import SQLITE, Server, start_server  # noqa: E402
 
 if TYPE_CHECKING:
     from support.kafka import Cluster

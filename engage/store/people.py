@@ -484,4 +484,5 @@ def erase(workspace_id: str, kind: int, name: str) -> Steps[bool]:
         yield Delete(LINKS, [row[: LINKS.key] for row in links[person]])
     yield from delete_profiles([*stored])
     yield Remember(KNOWN_LINKS, None)
-    return bool(stored)
+    # Somebody of whom there are only links is no user yet.
+    return any(one.exists for one in starmap(Profile, stored.values()))

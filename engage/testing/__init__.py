@@ -59,25 +59,13 @@ from .log.reading import LogReadTests  # noqa: E402
 from .memory_store import MemoryStore  # noqa: E402
 from .providers import ProviderConformance  # noqa: E402
 from .storage.backups import BackupTests  # noqa: E402
-from .storage.counts import CountTests  # noqa: E402
-from .storage.dead_letters import DeadLetterTests  # noqa: E402
-from .storage.erasures import ErasureTests  # noqa: E402
 from .storage.events import EventTests  # noqa: E402
 from .storage.failures import FailureTests  # noqa: E402
 from .storage.follows import FollowTests  # noqa: E402
 from .storage.harness import Bench, Subject, on_store  # noqa: E402
-from .storage.identifiers import IdentifierTests  # noqa: E402
+from .storage.histories import HistoryTests  # noqa: E402
 from .storage.processes import ProcessTests  # noqa: E402
-from .storage.profiles import ProfileTests  # noqa: E402
-from .storage.records import RecordTests  # noqa: E402
-from .storage.scans import ScanTests  # noqa: E402
 from .storage.steps import StepTests  # noqa: E402
-from .storage.subscriptions import SubscriptionTests  # noqa: E402
-from .storage.suppressions import SuppressionTests  # noqa: E402
-from .storage.users import UserTests  # noqa: E402
-from .storage.verification import VerificationTests  # noqa: E402
-from .storage.visitor_limits import VisitorLimitTests  # noqa: E402
-from .storage.visitors import VisitorTests  # noqa: E402
 
 __all__ = [
     "WORKSPACE",
@@ -98,24 +86,12 @@ __all__ = [
 
 
 class StorageConformance(
+    HistoryTests,
     EventTests,
-    ScanTests,
     FollowTests,
     FailureTests,
     ProcessTests,
-    ProfileTests,
-    UserTests,
-    VisitorTests,
-    VisitorLimitTests,
-    IdentifierTests,
-    SubscriptionTests,
-    SuppressionTests,
-    DeadLetterTests,
-    RecordTests,
-    CountTests,
     BackupTests,
-    ErasureTests,
-    VerificationTests,
     StepTests,
     Subject,
 ):

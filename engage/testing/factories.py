@@ -11,6 +11,8 @@ import orjson
 from engage.api import (
     API_ORIGIN,
     Count,
+    CountStore,
+    CountSum,
     DeadLetter,
     Event,
     EventFilter,
@@ -20,6 +22,8 @@ from engage.api import (
     Record,
     Status,
     Subject,
+    SubscriptionChange,
+    Suppression,
     UserProfile,
 )
 
@@ -143,6 +147,48 @@ def visitor(name: str) -> Subject:
     return Subject(Kind.VISITOR, name)
 
 
+def change(
+    name: str,
+    *,
+    user_id: str = "u",
+    anonymous_id: str | None = None,
+    workspace: str = WORKSPACE,
+    at: int = 0,
+    dated: bool = False,
+    source: Mapping[str, str] | None = None,
+    **choices: bool,
+) -> SubscriptionChange:
+    """Return a change of subscriptions.
+
+    :param name: the id.
+    :param anonymous_id: of the visitor that chose, instead of a user.
+    :param at: milliseconds after :data:`TIME`.
+    :param dated: see :attr:`SubscriptionChange.dated`.
+    :param source: other fields, such as ``how`` and ``secret``.
+    :param choices: group id → subscribed.
+    """
+    return SubscriptionChange(
+        id=name,
+        workspace_id=workspace,
+        subject=user(user_id) if anonymous_id is None else visitor(anonymous_id),
+        choices=choices,
+        at=TIME + at,
+        dated=dated,
+        **{"how": "api", **(source or {})},
+    )
+
+
+def suppression(
+    address: str = "a@b.c", *, at: int = 0, workspace: str = WORKSPACE, **fields: Any
+) -> Suppression:
+    """Return a suppression.
+
+    :param at: milliseconds after :data:`TIME`.
+    """
+    values = {"channel": "email", "reason": "complaint", **fields}
+    return Suppression(workspace_id=workspace, address=address, at=TIME + at, **values)
+
+
 def letter(name: str, **fields: Any) -> DeadLetter:
     """Return a dead letter.
 
@@ -246,6 +292,29 @@ async def all_recent(
         return await read(*arguments, before=after, limit=limit)
 
     return await all_pages(page, *arguments, limit=limit, after=before)
+
+
+async def sums(store: CountStore, *, limit: int = 1000, **arguments: Any) -> list[CountSum]:
+    """Return all sums; by default those of all minutes."""
+    wanted: dict[str, Any] = {"since": 0, "until": TIME + 10**9, **arguments}
+    step = wanted.pop("step", 60)
+    found: list[CountSum] = await all_pages(
+        lambda after, limit: store.counts(step, after=after, limit=limit, **wanted), limit=limit
+    )
+    return found
+
+
+async def unproven(store: Any) -> list[Any]:
+    """Return the choices that are not those of the last record of their subject and group."""
+    last = {
+        (one.workspace_id, one.subject, one.group_id): one.after
+        for one in await all_pages(store.history, None, None)
+    }
+    return [
+        one
+        for one in await all_pages(store.scan_subscriptions, None)
+        if last.get((one.workspace_id, one.subject, one.group_id)) is not one.subscribed
+    ]
 
 
 async def profile_of(store: Any, user_id: str, workspace_id: str = WORKSPACE) -> UserProfile:

@@ -17,13 +17,12 @@ from click.testing import Result
 
 from engage.erasure.requests import note_requests
 from engage.store.keys import hash_of
-from engage.testing.factories import TIME, event, identify
-from engage.testing.storage.erasures import change
-from engage.testing.storage.suppressions import suppression
+from engage.testing.factories import TIME, event, identify, suppression
 from engage.upkeep import erasures
 from support.commands import run
 from support.exports import on_store
 from support.people import KEY, fill, lines, traces
+from support.rules.erasures import change
 from support.server_process import KEY as PUBLIC
 from support.server_process import start_server
 from support.sqlite import config_file

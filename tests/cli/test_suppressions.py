@@ -12,13 +12,12 @@ from click.testing import Result
 
 from engage.registry import Registry
 from engage.store.suppressions import hashed_address
-from engage.testing.factories import event, identify, user, visitor
-from engage.testing.storage.erasures import change
-from engage.testing.storage.suppressions import suppression
+from engage.testing.factories import event, identify, suppression, user, visitor
 from support.commands import run
 from support.exports import audit_of, on_store
 from support.memory_store import MemoryEvents
 from support.people import KEY
+from support.rules.erasures import change
 from support.sqlite import config_file
 
 HEAD = "2025-01-01T00:00:00.00"

@@ -20,11 +20,10 @@ from engage.erasure.person import erasable, export_person, other_addresses, pers
 from engage.store.keys import hash_of
 from engage.store.suppressions import hashed_address
 from engage.testing import MemoryStore
-from engage.testing.factories import all_pages, event, identify, letter
-from engage.testing.storage.erasures import change
-from engage.testing.storage.suppressions import suppression
+from engage.testing.factories import all_pages, event, identify, letter, suppression
 from engage.upkeep import erasures
 from support.people import ACTOR, KEY, config, lines, on_each
+from support.rules.erasures import change
 
 ANN = "ann@example.com"
 

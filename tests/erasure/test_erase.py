@@ -27,10 +27,8 @@ from engage.pipeline.conflicts import mark_of
 from engage.store.keys import hash_of
 from engage.store.suppressions import hashed_address
 from engage.testing import MemoryStore
-from engage.testing.factories import TIME, all_pages, event, identify, letter, visitor
+from engage.testing.factories import TIME, all_pages, event, identify, letter, suppression, visitor
 from engage.testing.factories import ids as ids_of
-from engage.testing.storage.erasures import change
-from engage.testing.storage.suppressions import suppression
 from engage.upkeep import erasures
 from engage.upkeep.audit import record_audit
 from engage.upkeep.erasures import ErasuresFileError
@@ -39,6 +37,7 @@ from support.loaders import caught_up, loading, put
 from support.memory_log import MemoryBroker
 from support.memory_store import MemoryEvents, events_of, letters_of
 from support.people import ACTOR, ADDRESSES, KEY, config, fill, lines, on_each, traces
+from support.rules.erasures import change
 from support.sqlite import make
 from support.verifying import full
 

@@ -14,8 +14,7 @@ from engage.api import StorageUnavailable, SubscriptionChange
 from engage.erasure.addresses import named_addresses
 from engage.erasure.erase import erase_user
 from engage.testing import MemoryStore
-from engage.testing.factories import TIME, letter, user, visitor
-from engage.testing.storage.suppressions import suppression
+from engage.testing.factories import TIME, letter, suppression, user, visitor
 from engage.upkeep.verify import Report
 from support.people import ACTOR, KEY, config, on_each
 from support.verifying import fill, full, healthy, small, verified

@@ -27,10 +27,10 @@ from engage.pipeline.normalise import Arrival, normalise
 from engage.testing import MemoryStore
 from engage.testing.factories import TIME, all_pages, event, identify, letter, user, visitor
 from engage.testing.factories import ids as ids_of
-from engage.testing.storage.erasures import change
 from engage.upkeep import erasures
 from engage.upkeep.audit import record_audit
 from support.people import ACTOR, KEY, config, on_each, traces
+from support.rules.erasures import change
 
 ANN = "ann@example.com"
 SERVER: Any = {"writeKeyId": "backend"}

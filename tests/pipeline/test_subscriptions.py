@@ -20,7 +20,7 @@ from engage.errors import ApiError
 from engage.keys.links import STEP, subscription_hash
 from engage.pipeline.subscriptions import Source, Subscriptions
 from engage.store.suppressions import hashed_address
-from engage.testing.storage.suppressions import suppression
+from engage.testing.factories import suppression
 from support.each import each
 from support.memory_store import MemoryEvents, MemoryStore, MemorySubscriptions, suppressions_of
 from support.pipeline import ACME, NOW, SECRET, error_of, make_core, turns

@@ -14,7 +14,7 @@ from engage.config import WriteKey
 from engage.keys.auth import Principal
 from engage.keys.links import Person
 from engage.keys.rules import Rules
-from engage.testing.storage.suppressions import suppression
+from engage.testing.factories import suppression
 from engage_plugins.segment import Segment
 from engage_plugins.stripe import Stripe
 from support.each import each

@@ -17,8 +17,8 @@ import pytest
 
 from engage.api import Event, EventFilter
 from engage.testing.factories import all_pages
-from engage.testing.storage.visitors import people_of
 from engage_plugins.sqlite.writer.sockets import AVAILABLE
+from support.rules.visitors import people_of
 from support.senders import Senders
 from support.server_process import KEY, Server, start_server
 from support.sqlite import open_store

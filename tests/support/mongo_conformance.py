@@ -12,6 +12,7 @@ import pytest
 from engage.testing import StorageConformance
 from support import mongo
 from support.mongo_proxy import Proxy
+from support.rules import RuleTests
 
 #: Parts of names of tests that wait for calls to fail; they get short time limits.
 _FAILING = (
@@ -26,7 +27,7 @@ _IMPATIENT = "timeoutMS=6000&serverSelectionTimeoutMS=500"
 _WAITING = ("another_process_forgets", "what_happens_later")
 
 
-class Conformance(StorageConformance):
+class Conformance(RuleTests, StorageConformance):
     """The suite on one kind of server.
 
     To break the store, a durable server is killed; another one is behind a proxy that hangs up."""

@@ -16,10 +16,10 @@ from engage.config import Config, Erasures, StorageConfig, SubscriptionGroup, Wo
 from engage.erasure.addresses import named_addresses
 from engage.testing import MemoryStore
 from engage.testing.factories import TIME, all_pages, event, identify, letter, visitor
-from engage.testing.storage.erasures import change
 from engage.upkeep.audit import Actor, record_audit
 from engage.upkeep.export import KINDS, render
 from support import mongo
+from support.rules.erasures import change
 from support.sqlite import make
 
 ACTOR = Actor(who="root", origin="a test")

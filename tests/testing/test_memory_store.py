@@ -9,9 +9,10 @@ from typing import Any
 
 from engage.testing import StorageConformance
 from engage.testing.memory_store import stored
+from support.rules import RuleTests
 
 
-class TestMemoryStore(StorageConformance):
+class TestMemoryStore(RuleTests, StorageConformance):
     plugin = "engage.testing.memory_store"
 
     def options(self, tmp_path: Path) -> Mapping[str, Any]:

@@ -20,8 +20,7 @@ from engage.api import (
     Subject,
     SubscriptionChange,
 )
-from engage.testing.factories import TIME, count, event, identify, letter, record
-from engage.testing.storage.suppressions import suppression
+from engage.testing.factories import TIME, count, event, identify, letter, record, suppression
 from engage.upkeep.copy import Counts, copy_all
 from engage.upkeep.export import KINDS, Selection, export
 from support.memory_store import MemoryEvents, MemoryStore, events_of

@@ -19,9 +19,8 @@ from engage.api import (
     Subject,
     SubscriptionChange,
 )
-from engage.testing.factories import TIME, event, identify, letter
+from engage.testing.factories import TIME, event, identify, letter, suppression
 from engage.testing.memory_store import MemoryEvents, MemoryStore
-from engage.testing.storage.suppressions import suppression
 from engage.upkeep.export import (
     ATTEMPTS,
     KINDS,

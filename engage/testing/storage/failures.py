@@ -28,6 +28,7 @@ from engage.api import (
 from ..factories import (
     TIME,
     WORKSPACE,
+    change,
     count,
     event,
     identify,
@@ -35,12 +36,11 @@ from ..factories import (
     letter,
     record,
     store_all,
+    suppression,
     user,
 )
 from ..harness import Call, eventually, may_fail, must_fail
 from .harness import Bench, on_store
-from .subscriptions import change
-from .suppressions import suppression
 
 
 class FailureTests:

@@ -25,14 +25,24 @@ from engage.api import (
     SuppressionStore,
 )
 
-from ..factories import TIME, WORKSPACE, all_pages, count, event, identify, ids, letter, record
+from ..factories import (
+    TIME,
+    WORKSPACE,
+    all_pages,
+    change,
+    count,
+    event,
+    identify,
+    ids,
+    letter,
+    record,
+    sums,
+    suppression,
+    unproven,
+)
 from ..harness import find_factory
 from ..processes import print_line, run_children
-from .counts import sums
 from .harness import Bench, must_sync, on_store
-from .subscriptions import change, unproven
-from .suppressions import suppression
-from .visitors import arrive, history, people_in, people_of
 
 #: The code of a child process, which reads its job from standard input.
 _CHILD = "from engage.testing.storage.processes import child; child()"
@@ -68,23 +78,6 @@ class ProcessTests:
         assert profile.traits == {"t0": 117, "t1": 118, "t2": 119, "all": 119}
         assert (profile.created_at, profile.updated_at) == (TIME, TIME + 119)
         assert profile.anonymous_ids == sorted(f"v{number}" for number in range(120))
-
-    @on_store
-    async def test_several_processes_write_the_halves_of_people(self, bench: Bench) -> None:
-        """Events of user, visitor and link arrive in any order, and each of them at one process."""
-        bench.require("several-processes")
-        bench.require("atomic-updates")
-        workspaces = [f"w{number}" for number in range(bench.subject.examples)]
-        identifiers = dict.fromkeys(workspaces, ("email",))
-        bench.context = dataclasses.replace(bench.context, identifiers=identifiers)
-        store = await bench.open_as(ProfileStore)
-        jobs = [{"kind": "people", "share": share} for share in range(4)]
-        async with children_of(bench, *jobs) as children:
-            for lines in await asyncio.gather(*(lines_of(one) for one in children)):
-                assert lines == ["done"]
-        for name in workspaces:
-            expected = people_of(history(random.Random(name).choice, name))
-            assert await people_in(store, name) == expected, name
 
     @on_store
     async def test_a_scan_misses_nothing_while_other_processes_write(self, bench: Bench) -> None:
@@ -355,11 +348,6 @@ async def _work(job: dict[str, Any], work: Work | None) -> None:
                 traits = {f"t{job['step']}": number, "all": number}
                 one = identify(f"m{number}", "u", number, anonymous_id=f"v{number}", traits=traits)
                 await store.write([one])
-        elif job["kind"] == "people":
-            names = job["context"]["identifiers"]
-            events = [one for name in names for one in history(random.Random(name).choice, name)]
-            random.Random("order").shuffle(events)
-            await arrive(store, events[job["share"] :: 4], [len(names)] * len(events))
         elif job["kind"] == "records":
             await _count_in_a_record(store, job)
         elif job["kind"] == "choices":

@@ -16,9 +16,8 @@ import pytest
 
 from engage.api import Event, Outcome, ProfileLimits, Status, StorageUnavailable
 from engage.testing import WORKSPACE, event, identify
-from engage.testing.factories import ids
+from engage.testing.factories import change, ids
 from engage.testing.harness import eventually
-from engage.testing.storage.subscriptions import change
 from engage_plugins.mongo.store import MongoStorage
 from support import mongo
 from support.mongo_proxy import CLOSE, CUT, LOSE_REPLY, Proxy

@@ -22,8 +22,7 @@ from engage.store.memory import MemoryTables
 from engage.store.records import RECORDS
 from engage.store.tables import Pages, Put, Steps, plan
 from engage.testing import WORKSPACE, letter
-from engage.testing.factories import TIME, record
-from engage.testing.storage.suppressions import suppression
+from engage.testing.factories import TIME, record, suppression
 from engage_plugins.mongo import schema, steps
 from engage_plugins.mongo.connection import Connection
 from engage_plugins.mongo.documents import Sequencer, path_id

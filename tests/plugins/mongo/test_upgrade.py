@@ -23,14 +23,22 @@ from engage.api import (
     Subject,
 )
 from engage.testing import WORKSPACE, event, identify
-from engage.testing.factories import AWKWARD, TIME, all_pages, count, user, visitor
-from engage.testing.storage.subscriptions import change, unproven
-from engage.testing.storage.visitors import visit
+from engage.testing.factories import (
+    AWKWARD,
+    TIME,
+    all_pages,
+    change,
+    count,
+    unproven,
+    user,
+    visitor,
+)
 from engage_plugins.mongo import schema
 from engage_plugins.mongo.documents import Sequencer, escape_key, scoped_id
 from engage_plugins.mongo.store import MongoStorage
 from support import mongo
 from support.mongo_proxy import Proxy
+from support.rules.visitors import visit
 from support.verifying import verified
 
 pytestmark = pytest.mark.mongo

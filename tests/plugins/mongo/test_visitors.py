@@ -19,11 +19,11 @@ from engage.api import ProfileLimits
 from engage.store import people as planned
 from engage.testing import WORKSPACE, event, identify
 from engage.testing.factories import TIME, all_pages, user, visitor
-from engage.testing.storage.visitors import decision, visit
 from engage_plugins.mongo import people, profiles
 from engage_plugins.mongo.store import MongoStorage
 from support import mongo
 from support.mongo_proxy import Proxy
+from support.rules.visitors import decision, visit
 from support.waiting import wait_for
 
 pytestmark = pytest.mark.mongo

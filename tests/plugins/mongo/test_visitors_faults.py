@@ -19,9 +19,9 @@ from engage.api import EventFilter, StorageUnavailable
 from engage.testing import WORKSPACE, event, identify
 from engage.testing.factories import TIME, all_pages
 from engage.testing.processes import run_children
-from engage.testing.storage.visitors import decision, people_in, people_of, visit
 from support import mongo
 from support.mongo_proxy import CLOSE, Proxy
+from support.rules.visitors import decision, people_in, people_of, visit
 
 pytestmark = pytest.mark.mongo
 
@@ -162,7 +162,7 @@ from pathlib import Path
 job = json.loads(sys.stdin.readline())
 sys.path[:0] = job["path"]
 from engage.testing.processes import print_line
-from engage.testing.storage.visitors import history
+from support.rules.visitors import history
 from support import mongo
 
 async def main():

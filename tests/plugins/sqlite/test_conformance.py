@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from engage.testing import StorageConformance
+from support.rules import RuleTests
 
 
-class TestSqlite(StorageConformance):
+class TestSqlite(RuleTests, StorageConformance):
     """The store is broken by a folder in place of its file."""
 
     plugin = "engage_plugins.sqlite"

@@ -29,11 +29,18 @@ from engage.api import (
     StorageUnavailable,
 )
 from engage.testing import event, identify
-from engage.testing.factories import TIME, count, ids, letter, record, store_all
+from engage.testing.factories import (
+    TIME,
+    change,
+    count,
+    ids,
+    letter,
+    record,
+    store_all,
+    sums,
+    suppression,
+)
 from engage.testing.harness import eventually
-from engage.testing.storage.counts import sums
-from engage.testing.storage.subscriptions import change
-from engage.testing.storage.suppressions import suppression
 from engage_plugins.sqlite import engine
 from engage_plugins.sqlite.store import SqliteStorage
 from support.sqlite import engine_of, file_limit, large, make, until_full

@@ -17,16 +17,16 @@ from engage.testing.factories import (
     WORKSPACE,
     all_pages,
     all_recent,
+    change,
     count,
     event,
     ids,
     letter,
     record,
     store_all,
+    sums,
     user,
 )
-from engage.testing.storage.counts import sums
-from engage.testing.storage.subscriptions import change
 from engage_plugins.sqlite import pages as sqlite_pages
 from engage_plugins.sqlite.connection import FileConnection
 from engage_plugins.sqlite.store import SqliteStorage

@@ -13,10 +13,10 @@ from engage.api import MAX_CANDIDATES
 from engage.store import changes, people
 from engage.testing import WORKSPACE, event, identify
 from engage.testing.factories import TIME, all_pages, profile_of, store_all, user, visitor
-from engage.testing.storage.visitors import decision, visit
 from engage_plugins.sqlite.connection import FileConnection
 from engage_plugins.sqlite.engine import Engine
 from engage_plugins.sqlite.store import SqliteStorage
+from support.rules.visitors import decision, visit
 from support.sqlite import engine_of
 
 EMAIL = {"email": "a@b.c"}

@@ -15,8 +15,8 @@ import pytest
 from engage.api import Event, Status
 from engage.testing import event, identify
 from engage.testing.factories import ids, profile_of, store_all
-from engage.testing.storage.visitors import visit
 from engage_plugins.sqlite.store import SqliteStorage
+from support.rules.visitors import visit
 
 #: Time, message id and origin, of which no two are a permutation of equal parts.
 VERSIONS = [(0, "a", "api"), (0, "a", "sendgrid"), (0, "b", "api"), (1, "A", "api")]

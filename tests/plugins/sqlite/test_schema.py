@@ -17,14 +17,21 @@ import pytest
 
 from engage.api import ENGAGE_VERSION, Kind, StorageIncompatible, Subject, SubscriptionChange
 from engage.testing import WORKSPACE, event, identify
-from engage.testing.factories import TIME, all_pages, profile_of, store_all, user, visitor
-from engage.testing.storage.subscriptions import unproven
-from engage.testing.storage.suppressions import suppression
-from engage.testing.storage.visitors import visit
+from engage.testing.factories import (
+    TIME,
+    all_pages,
+    profile_of,
+    store_all,
+    suppression,
+    unproven,
+    user,
+    visitor,
+)
 from engage_plugins.sqlite import schema
 from engage_plugins.sqlite.engine import Engine
 from engage_plugins.sqlite.reader import Reader
 from engage_plugins.sqlite.store import SqliteStorage
+from support.rules.visitors import visit
 from support.sqlite import ONE_NAMESPACE, WITHOUT_SUPPRESSIONS, WITHOUT_VISITORS, make, settings
 from support.sqlite_keys import are_duplicates, opened, write_all
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from engage.store.choices import MAX_IDLE
 from engage.store.keys import key_of
-from engage.testing.factories import WORKSPACE, user
-from engage.testing.storage.subscriptions import change
+from engage.testing.factories import WORKSPACE, change, user
 from engage_plugins.sqlite.store import SqliteStorage
 
 

@@ -55,6 +55,7 @@ from engage.testing.factories import user, visitor
 from engage_plugins.sqlite.store import SqliteStorage
 from support import flaws
 from support.memory_store import MemoryEvents
+from support.rules import RuleTests
 
 given = functools.partial(flaws.given, SqliteStorage)
 returned = functools.partial(flaws.returned, SqliteStorage)
@@ -520,7 +521,7 @@ def suite(storage: type[SqliteStorage], monkeypatch: pytest.MonkeyPatch) -> Stor
     module.engage_register_storage = register  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "flawed", module)
 
-    class Suite(StorageConformance):
+    class Suite(RuleTests, StorageConformance):
         plugin = "flawed"
         syncs_with_os = False
 
@@ -800,7 +801,7 @@ def sync_test(
     )
     monkeypatch.setitem(sys.modules, "lines", module)
 
-    class Suite(StorageConformance):
+    class Suite(RuleTests, StorageConformance):
         plugin = "lines"
 
         def options(self, tmp_path: Path) -> Mapping[str, Any]:

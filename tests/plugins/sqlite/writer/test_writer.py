@@ -23,13 +23,14 @@ from engage_plugins.sqlite.writer import writer
 from engage_plugins.sqlite.writer.protocol import PROTOCOL
 from engage_plugins.sqlite.writer.sockets import AVAILABLE
 from support.processes import alive
+from support.rules import RuleTests
 from support.writer import helped, helper, load, make, opened, pid_of, until
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="needs Unix sockets")
 
 
 @pytest.mark.long
-class TestSqliteProcess(StorageConformance):
+class TestSqliteProcess(RuleTests, StorageConformance):
     """The conformance suite with several processes, one of which writes for the others."""
 
     plugin = "engage_plugins.sqlite"

@@ -19,9 +19,17 @@ from engage.api import (
     Suppression,
     SuppressionStore,
 )
-
-from ..factories import AWKWARD, TIME, WORKSPACE, all_pages, event, identify, user, visitor
-from .harness import Bench, on_open, on_store
+from engage.testing.factories import (
+    AWKWARD,
+    TIME,
+    WORKSPACE,
+    all_pages,
+    event,
+    identify,
+    user,
+    visitor,
+)
+from engage.testing.storage.harness import Bench, on_open, on_store
 
 #: Everyone, in :class:`EventFilter`.
 ALL = EventFilter()

@@ -5,59 +5,22 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from engage.api import ProfileStore, SubscriptionChange, SubscriptionStore
-
-from ..factories import AWKWARD, TIME, WORKSPACE, all_pages, user, visitor
-from .harness import Bench, on_open, on_store
-
-
-def change(
-    name: str,
-    *,
-    user_id: str = "u",
-    anonymous_id: str | None = None,
-    workspace: str = WORKSPACE,
-    at: int = 0,
-    dated: bool = False,
-    source: Mapping[str, str] | None = None,
-    **choices: bool,
-) -> SubscriptionChange:
-    """Return a change of subscriptions.
-
-    :param name: the id.
-    :param anonymous_id: of the visitor that chose, instead of a user.
-    :param at: milliseconds after :data:`TIME`.
-    :param dated: see :attr:`SubscriptionChange.dated`.
-    :param source: other fields, such as ``how`` and ``secret``.
-    :param choices: group id → subscribed.
-    """
-    return SubscriptionChange(
-        id=name,
-        workspace_id=workspace,
-        subject=user(user_id) if anonymous_id is None else visitor(anonymous_id),
-        choices=choices,
-        at=TIME + at,
-        dated=dated,
-        **{"how": "api", **(source or {})},
-    )
-
-
-async def unproven(store: Any) -> list[Any]:
-    """Return the choices that are not those of the last record of their subject and group."""
-    last = {
-        (one.workspace_id, one.subject, one.group_id): one.after
-        for one in await all_pages(store.history, None, None)
-    }
-    return [
-        one
-        for one in await all_pages(store.scan_subscriptions, None)
-        if last.get((one.workspace_id, one.subject, one.group_id)) is not one.subscribed
-    ]
+from engage.api import ProfileStore, SubscriptionStore
+from engage.testing.factories import (
+    AWKWARD,
+    TIME,
+    WORKSPACE,
+    all_pages,
+    change,
+    unproven,
+    user,
+    visitor,
+)
+from engage.testing.storage.harness import Bench, on_open, on_store
 
 
 def _summary(record: Any) -> tuple[Any, ...]:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from engage.api import Event, EventFilter, EventStore, ProfileStore, Status
-
-from ..factories import (
+from engage.testing.factories import (
     TIME,
     WORKSPACE,
     all_pages,
@@ -22,7 +21,7 @@ from ..factories import (
     ids,
     store_all,
 )
-from .harness import Bench, on_open, on_store
+from engage.testing.storage.harness import Bench, on_open, on_store
 
 
 def _mixed(count: int) -> list[Event]:

@@ -7,11 +7,9 @@ import asyncio
 from typing import Any
 
 from engage.api import ProfileLimits, ProfileStore, SubscriptionStore
-
-from ..factories import WORKSPACE, all_pages, event, identify, store_all
-from .harness import Bench, on_store
-from .subscriptions import change
-from .visitors import decision, visit
+from engage.testing.factories import WORKSPACE, all_pages, change, event, identify, store_all
+from engage.testing.storage.harness import Bench, on_store
+from support.rules.visitors import decision, visit
 
 
 async def _visitors(store: Any) -> list[str]:

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from engage.api import MAX_RECORD_BYTES, Record, RecordStore
-
-from ..factories import AWKWARD, TIME, all_pages, record
-from .harness import Bench, on_open, on_store
+from engage.testing.factories import AWKWARD, TIME, all_pages, record
+from engage.testing.storage.harness import Bench, on_open, on_store
 
 
 def _key(one: Record) -> tuple[str, str, str]:

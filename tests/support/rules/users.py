@@ -9,9 +9,17 @@ from typing import Any
 import pytest
 
 from engage.api import ProfileLimits, ProfileStore, Status
-
-from ..factories import TIME, WORKSPACE, all_pages, event, identify, ids, profile_of, store_all
-from .harness import Bench, on_open, on_store
+from engage.testing.factories import (
+    TIME,
+    WORKSPACE,
+    all_pages,
+    event,
+    identify,
+    ids,
+    profile_of,
+    store_all,
+)
+from engage.testing.storage.harness import Bench, on_open, on_store
 
 
 class UserTests:

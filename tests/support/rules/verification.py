@@ -6,10 +6,18 @@ from __future__ import annotations
 from typing import Any
 
 from engage.api import API_ORIGIN, OPERATOR_ORIGIN, StoredLink, StoreProblem, VerifiableStore
-
-from ..factories import AWKWARD, TIME, WORKSPACE, all_pages, event, identify, letter, store_all
-from .harness import on_open
-from .visitors import decision
+from engage.testing.factories import (
+    AWKWARD,
+    TIME,
+    WORKSPACE,
+    all_pages,
+    event,
+    identify,
+    letter,
+    store_all,
+)
+from engage.testing.storage.harness import on_open
+from support.rules.visitors import decision
 
 
 def _by_name(link: StoredLink) -> tuple[str, str]:

@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from engage.api import OPERATOR_ORIGIN, Event, ProfileLimits, ProfileStore
-
-from ..factories import WORKSPACE, all_pages, event, identify, store_all, user
-from .harness import Bench, on_open, on_store
+from engage.testing.factories import WORKSPACE, all_pages, event, identify, store_all, user
+from engage.testing.storage.harness import Bench, on_open, on_store
 
 
 def vouched(message_id: str, user_id: str, at: int, /, **traits: Any) -> Event:

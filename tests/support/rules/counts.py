@@ -10,19 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from engage.api import Count, CountStore, CountSum
-
-from ..factories import AWKWARD, TIME, all_pages, count
-from .harness import Bench, on_open, on_store
-
-
-async def sums(store: CountStore, *, limit: int = 1000, **arguments: Any) -> list[CountSum]:
-    """Return all sums; by default those of all minutes."""
-    wanted: dict[str, Any] = {"since": 0, "until": TIME + 10**9, **arguments}
-    step = wanted.pop("step", 60)
-    found: list[CountSum] = await all_pages(
-        lambda after, limit: store.counts(step, after=after, limit=limit, **wanted), limit=limit
-    )
-    return found
+from engage.testing.factories import AWKWARD, TIME, all_pages, count, sums
+from engage.testing.storage.harness import Bench, on_open, on_store
 
 
 def _expected(counts: Sequence[Count]) -> list[CountSum]:

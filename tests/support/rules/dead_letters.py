@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from engage.api import CONFLICT, DeadLetter, DeadLetterBudget, DeadLetterStore
-
-from ..factories import AWKWARD, TIME, WORKSPACE, all_pages, all_recent, letter
-from .harness import Bench, on_open, on_store
+from engage.testing.factories import AWKWARD, TIME, WORKSPACE, all_pages, all_recent, letter
+from engage.testing.storage.harness import Bench, on_open, on_store
 
 
 def _plain(one: DeadLetter) -> tuple[object, ...]:

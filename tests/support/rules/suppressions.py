@@ -8,21 +8,9 @@ import dataclasses
 import itertools
 from typing import Any
 
-from engage.api import Suppression, SuppressionStore
-
-from ..factories import AWKWARD, TIME, WORKSPACE, all_pages
-from .harness import Bench, on_open, on_store
-
-
-def suppression(
-    address: str = "a@b.c", *, at: int = 0, workspace: str = WORKSPACE, **fields: Any
-) -> Suppression:
-    """Return a suppression.
-
-    :param at: milliseconds after :data:`TIME`.
-    """
-    values = {"channel": "email", "reason": "complaint", **fields}
-    return Suppression(workspace_id=workspace, address=address, at=TIME + at, **values)
+from engage.api import SuppressionStore
+from engage.testing.factories import AWKWARD, TIME, WORKSPACE, all_pages, suppression
+from engage.testing.storage.harness import Bench, on_open, on_store
 
 
 async def in_force(store: Any, address: str = "a@b.c", channel: str = "email") -> set[str]:

@@ -30,9 +30,17 @@ from engage.api import (
     UserProfile,
     changes_of,
 )
-
-from ..factories import AWKWARD, TIME, WORKSPACE, all_pages, event, identify, profile_of, store_all
-from .harness import Bench, on_open, on_store
+from engage.testing.factories import (
+    AWKWARD,
+    TIME,
+    WORKSPACE,
+    all_pages,
+    event,
+    identify,
+    profile_of,
+    store_all,
+)
+from engage.testing.storage.harness import Bench, on_open, on_store
 
 
 def removal(message_id: str, user_id: str, at: int, *traits: str) -> Event:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import itertools
 import random
@@ -33,20 +34,24 @@ from engage.api import (
     changes_of,
     identifier_value,
 )
-
-from ..factories import (
+from engage.testing.factories import (
     TIME,
     WORKSPACE,
     all_pages,
+    change,
     event,
     identify,
     profile_of,
     store_all,
+    unproven,
     user,
     visitor,
 )
-from .harness import Bench, on_open, on_store
-from .subscriptions import change, unproven
+from engage.testing.storage.harness import Bench, on_open, on_store
+from engage.testing.storage.processes import child, children_of, lines_of
+
+#: The code of a process that writes a share of the events.
+_CHILD = "from support.rules.visitors import share; share()"
 
 
 def visit(message_id: str, anonymous_id: str, at: int = 0, **fields: Any) -> Event:
@@ -333,6 +338,23 @@ class VisitorTests:
         profile = await profile_of(store, "v")
         assert profile.updated_at - profile.created_at == 4
 
+    @on_store
+    async def test_several_processes_write_the_halves_of_people(self, bench: Bench) -> None:
+        """Events of user, visitor and link arrive in any order, and each of them at one process."""
+        bench.require("several-processes")
+        bench.require("atomic-updates")
+        workspaces = [f"w{number}" for number in range(bench.subject.examples)]
+        identifiers = dict.fromkeys(workspaces, ("email",))
+        bench.context = dataclasses.replace(bench.context, identifiers=identifiers)
+        store = await bench.open_as(ProfileStore)
+        jobs = [{"share": share} for share in range(4)]
+        async with children_of(bench, *jobs, code=_CHILD) as children:
+            for lines in await asyncio.gather(*(lines_of(one) for one in children)):
+                assert lines == ["done"]
+        for name in workspaces:
+            expected = people_of(history(random.Random(name).choice, name))
+            assert await people_in(store, name) == expected, name
+
     def test_people_are_merged_in_every_order(self: Any, tmp_path: Path) -> None:
         """Any events, in any order and any writes, make the same people."""
         numbers = itertools.count()
@@ -404,6 +426,18 @@ async def arrive(store: EventStore, events: list[Event], sizes: Iterable[int]) -
         if events[start : start + size]:
             await store.write(events[start : start + size])
         start += size
+
+
+def share() -> None:
+    """Write a share of the events of people; in a process of its own."""
+
+    async def work(store: Any, job: dict[str, Any]) -> None:
+        names = job["context"]["identifiers"]
+        events = [one for name in names for one in history(random.Random(name).choice, name)]
+        random.Random("order").shuffle(events)
+        await arrive(store, events[job["share"] :: 4], [len(names)] * len(events))
+
+    child(work)
 
 
 async def people_in(store: ProfileStore, workspace: str) -> Any:
