@@ -289,12 +289,17 @@ class Connection:
         """Return the documents of which the field ``by`` has one of these values."""
         found: list[Mapping[str, Any]] = []
         for chunk in self.chunks(values):
-            query = {by: any_of(chunk), **conditions}
-            if by == "_id" and len(chunk) == 1:
-                one = await self.db[collection].find_one(query, fields)
-                found += [] if one is None else [one]
-            else:
-                found += await self.db[collection].find(query, fields).to_list(None)
+            found += await self.find(collection, {by: any_of(chunk), **conditions}, fields)
+        return found
+
+    async def find(
+        self, collection: str, query: Mapping[str, Any], fields: Mapping[str, Any] | None = None
+    ) -> list[Mapping[str, Any]]:
+        """Return all documents of a query. To be called within :meth:`calling`."""
+        if isinstance(query.get("_id"), str):  # It needs no cursor.
+            one = await self.db[collection].find_one(query, fields)
+            return [] if one is None else [one]
+        found: list[Mapping[str, Any]] = await self.db[collection].find(query, fields).to_list(None)
         return found
 
     # ----------------------------------------------------------------------------- writing

@@ -207,9 +207,9 @@ class _Attempt:
         queries = [form.query(dict(zip(table.columns, one, strict=False))) for one in found]
         for start in range(0, len(queries), BATCH):
             query = _any_of(queries[start : start + BATCH])
-            with self._connection.calling() as db:
-                cursor = db[form.collection].find(query, form.projection(table))
-                for one in await cursor.to_list(None):
+            with self._connection.calling():
+                fields = form.projection(table)
+                for one in await self._connection.find(form.collection, query, fields):
                     for part in form.rows(one):
                         self._meet(table, part)
         width = len(next(iter(found), ()))
