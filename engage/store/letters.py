@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, Final
 
 import orjson
@@ -40,9 +42,21 @@ LETTERS: Final = dataclasses.replace(
 )
 #: How much of each budget is used; ``api`` is the place of the budget in :data:`BUDGETS`.
 TOTALS: Final = Table(
-    "letter_totals", {"workspace": str, "api": int, "count": int, "size": int}, key=2
+    "letter_totals",
+    {"workspace": str, "api": int, "count": int, "size": int},
+    key=2,
+    sums=("count", "size"),
 )
 BUDGETS: Final[Sequence[BudgetName]] = ("webhook", "api", "conflict")
+
+
+_FIELDS: Final = ("workspace_id", *LETTERS.columns[1:])
+_values: Final = attrgetter(*_FIELDS)
+_texts: Final = attrgetter(
+    *(x for x, y in zip(_FIELDS, LETTERS.types.values(), strict=True) if y is str)
+)
+_SIZE, _TRUNCATED = map(LETTERS.columns.index, ("size", "truncated"))
+_JSON: Final = [*map(LETTERS.columns.index, ("errors", "headers"))]
 
 
 def total_of(workspace: str, origin: str, reason: str) -> Key:
@@ -53,21 +67,17 @@ def total_of(workspace: str, origin: str, reason: str) -> Key:
 
 def row_of(letter: DeadLetter) -> Row:
     """Return the row of a letter."""
-    values = {name: getattr(letter, name, None) for name in LETTERS.columns}
-    values |= {
-        "workspace": letter.workspace_id,
-        "truncated": int(letter.truncated),
-        "errors": orjson.dumps(list(letter.errors)),
-        "headers": orjson.dumps(list(letter.headers)),
-    }
-    return tuple(values.values())
+    row = [*_values(letter)]
+    row[_TRUNCATED] = int(letter.truncated)
+    for at in _JSON:
+        row[at] = orjson.dumps(list(row[at]))
+    return tuple(row)
 
 
 def letter_of(row: Row) -> DeadLetter:
     """Return the letter of a row."""
-    values: dict[str, Any] = dict(zip(LETTERS.columns, row, strict=True))
+    values: dict[str, Any] = dict(zip(_FIELDS, row, strict=True))
     del values["size"]
-    values["workspace_id"] = values.pop("workspace")
     values["truncated"] = bool(values["truncated"])
     values["errors"] = orjson.loads(values["errors"])
     values["headers"] = [(name, value) for name, value in orjson.loads(values["headers"])]
@@ -81,7 +91,12 @@ def storable(letter: DeadLetter) -> DeadLetter:
     def text(value: str) -> str:
         return value.encode(errors="replace").decode()
 
-    values = {field.name: getattr(letter, field.name) for field in dataclasses.fields(letter)}
+    try:
+        # It takes no lone surrogate.
+        orjson.dumps([*_texts(letter), list(letter.errors), list(letter.headers)])
+        return letter
+    except orjson.JSONEncodeError:
+        values = {field.name: getattr(letter, field.name) for field in dataclasses.fields(letter)}
     values |= {name: text(value) for name, value in values.items() if isinstance(value, str)}
     values["errors"] = [{name: text(one[name]) for name in one} for one in letter.errors]
     values["headers"] = [(text(name), text(value)) for name, value in letter.headers]
@@ -95,21 +110,23 @@ def keep(letters: Sequence[DeadLetter]) -> Steps[list[bool]]:
     kept: set[Key] = {*(yield Get(HEADS, {(one.workspace_id, one.id) for one in letters}))}
     keys = [total_of(one.workspace_id, one.origin, one.reason) for one in letters]
     totals = yield Get(TOTALS, set(keys))
+    used = {key: [*row[TOTALS.key :]] for key, row in totals.items()}
     rows: list[Row] = []
     result = []
     for one, key in zip(letters, keys, strict=True):
         identity = (one.workspace_id, one.id)
         if identity not in kept:
-            size = one.size
-            *_, count, used = totals.get(key, (0, 0))
+            row = row_of(one)
+            size = row[_SIZE]
+            count, total = used.get(key, (0, 0))
             most, most_bytes = budgets.of(one.budget)
-            if count < most and used + size <= most_bytes:
-                totals[key] = (*key, count + 1, used + size)
-                rows.append(row_of(one))
+            if count < most and total + size <= most_bytes:
+                used[key] = [count + 1, total + size]
+                rows.append(row)
                 kept.add(identity)
         result.append(identity in kept)
     yield Put(LETTERS, rows)
-    yield Put(TOTALS, list(totals.values()))
+    yield _count(rows)
     return result
 
 
@@ -155,11 +172,15 @@ def expire(before: int, limit: int) -> Steps[int]:
 def _delete(heads: Sequence[Row]) -> Steps[int]:
     """Delete letters, and make room in their budgets."""
     deleted: int = yield Delete(HEADS, [row[: HEADS.key] for row in heads])
-    keys = [total_of(workspace, origin, reason) for workspace, _, origin, reason, *_ in heads]
-    totals = yield Get(TOTALS, set(keys))
-    for key, head in zip(keys, heads, strict=True):
-        if key in totals:
-            *_, count, size = totals[key]
-            totals[key] = (*key, count - 1, size - head[-1])
-    yield Put(TOTALS, list(totals.values()))
+    yield _count(heads, -1)
     return deleted
+
+
+def _count(rows: Sequence[Row], sign: int = 1) -> Put:
+    """Return the step that adds letters to their totals, or takes them away."""
+    count, size = Counter[Key](), Counter[Key]()
+    for workspace, _, origin, reason, _, bytes_, *_ in rows:
+        key = total_of(workspace, origin, reason)
+        count[key] += sign
+        size[key] += sign * bytes_
+    return Put(TOTALS, [(*key, count[key], size[key]) for key in count])

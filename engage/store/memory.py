@@ -102,7 +102,7 @@ class MemoryTables:
         for row in step.rows:
             before = stored.get(row[: step.table.key])
             if before is None or _wins(step.table, row, before):
-                self._store(step.table, row)
+                self._store(step.table, row if before is None else _added(step.table, row, before))
 
     def _store(self, table: Table, row: Row) -> None:
         rows = self._tables[table.name]
@@ -180,6 +180,12 @@ def _wins(table: Table, row: Row, before: Row) -> bool:
         if row[at] != before[at]:
             return bool(row[at] < before[at]) is name.startswith("-")
     return not table.register
+
+
+def _added(table: Table, row: Row, before: Row) -> Row:
+    """Return a row with the sums of the one that it replaces."""
+    names = zip(table.columns, row, before, strict=True)
+    return tuple(new + old if name in table.sums else new for name, new, old in names)
 
 
 def _has(table: Table, row: Row, equal: Mapping[str, Value]) -> bool:

@@ -89,6 +89,8 @@ class Table:
     #: :class:`Put` replaces a row only if these columns of the new row are greater, compared
     #: together; less, for a column with ``-`` before it. Empty: always.
     register: tuple[str, ...] = ()
+    #: Columns to which :class:`Put` adds, if there is a row.
+    sums: tuple[str, ...] = ()
     #: The table with the rows to which the rows of this one belong: its key begins theirs, and it
     #: is put first. A document store may keep them in its document, and a relational one by its
     #: number. None is left when it is deleted: the plan deletes them before.
@@ -143,7 +145,8 @@ class Add(NamedTuple):
 
 
 class Put(NamedTuple):
-    """Insert or replace rows, of which none has the key of another; see :attr:`Table.register`."""
+    """Insert or replace rows, of which none has the key of another; see :attr:`Table.register`
+    and :attr:`Table.sums`."""
 
     table: Table
     rows: Collection[Row]

@@ -289,8 +289,17 @@ class Connection:
         """Return the documents of which the field ``by`` has one of these values."""
         found: list[Mapping[str, Any]] = []
         for chunk in self.chunks(values):
-            cursor = self.db[collection].find({by: any_of(chunk), **conditions}, fields)
-            found += await cursor.to_list(None)
+            found += await self.find(collection, {by: any_of(chunk), **conditions}, fields)
+        return found
+
+    async def find(
+        self, collection: str, query: Mapping[str, Any], fields: Mapping[str, Any] | None = None
+    ) -> list[Mapping[str, Any]]:
+        """Return all documents of a query. To be called within :meth:`calling`."""
+        if isinstance(query.get("_id"), str):  # It needs no cursor.
+            one = await self.db[collection].find_one(query, fields)
+            return [] if one is None else [one]
+        found: list[Mapping[str, Any]] = await self.db[collection].find(query, fields).to_list(None)
         return found
 
     # ----------------------------------------------------------------------------- writing
@@ -309,13 +318,12 @@ class Connection:
         :raises PyMongoError: if at least one is not durable.
         """
         codes = [0] * len(statements)
-        announced = self._announced("max_write_batch_size", BATCH)
-        limit = min(self._max_statements, announced)
-        for start, part in _commands(statements, limit, self.max_bytes):
+        for start, part in self._commands(statements):
             todo = list(range(start, start + len(part)))
             races = 0
             while todo:
-                reply = await self._command(collection, [part[index - start] for index in todo])
+                some = [part[index - start] for index in todo]
+                reply = await self._command("update", collection, some)
                 failures = reply.get("writeErrors", ())
                 if not failures:
                     break
@@ -331,12 +339,31 @@ class Connection:
                 todo = [index for index in todo if not codes[index]]
         return codes
 
-    async def _command(self, collection: str, updates: list[Any]) -> Mapping[str, Any]:
+    async def delete(self, collection: str, queries: Sequence[Mapping[str, Any]]) -> int:
+        """Delete one document for each query. To be called within :meth:`calling`.
+
+        :return: how many there were; after a lost answer they are sent again, and it is less.
+        """
+        deleted = 0
+        for _, part in self._commands([{"q": query, "limit": 1} for query in queries]):
+            reply = await self._command("delete", collection, part)
+            for failure in reply.get("writeErrors", ()):
+                raise OperationFailure("a deletion failed", failure["code"])
+            deleted += reply["n"]
+        return deleted
+
+    def _commands(self, statements: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, list[Any]]]:
+        limit = min(self._max_statements, self._announced("max_write_batch_size", BATCH))
+        return _commands(statements, limit, self.max_bytes)
+
+    async def _command(
+        self, kind: str, collection: str, statements: list[Any]
+    ) -> Mapping[str, Any]:
         command = {
-            "update": collection,
+            kind: collection,
             "ordered": False,
             "writeConcern": self._concern(),
-            "updates": updates,
+            f"{kind}s": statements,
         }
         async with self.updating:
             try:

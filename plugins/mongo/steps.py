@@ -11,6 +11,9 @@ A plan that runs reads at once. What it writes is sent at its end, so that it co
 
 What a plan found by its key and does not write is written as it is, because no majority may have it
 yet, and a failover would undo it.
+
+The first row that a plan gets is not read if the table has a guard. It is taken to be what this
+process wrote last, or to be missing, and the write confirms that, or the plan is run again.
 """
 
 from __future__ import annotations
@@ -46,10 +49,13 @@ from engage.store.tables import (
 )
 
 from .connection import BATCH, DUPLICATE, MAX_ATTEMPTS, Connection
-from .documents import Sequencer, any_of
+from .documents import Sequencer
 from .paging import read_page
 from .people import PeopleSteps
 from .tables import FORMS, Document, Form, Totals
+
+#: Name of a table and key → row; None: it was deleted.
+_Written = dict[tuple[str, Key], Row | None]
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -65,18 +71,20 @@ class Steps:
         self._context = context
         self._sequence = sequence
         self._totals = Totals(connection)
+        #: Rows of tables with a guard, as this process wrote them last.
+        self._written: _Written = {}
 
-    def _attempt(self, *, is_run: bool) -> _Attempt:
+    def _attempt(self, *, is_run: bool, written: _Written | None = None) -> _Attempt:
         people = PeopleSteps(self._connection, self._context)
-        return _Attempt(self._connection, self._totals, people, is_run=is_run)
+        return _Attempt(self._connection, self._totals, people, is_run=is_run, written=written)
 
     async def run(
         self, plan: Plan[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
     ) -> Result:
         """Run a plan, again if another caller was first."""
         with pymongo.timeout(self._connection.timeout):
-            for _ in range(MAX_ATTEMPTS):
-                attempt = self._attempt(is_run=True)
+            for number in range(MAX_ATTEMPTS):
+                attempt = self._attempt(is_run=True, written=None if number else self._written)
                 try:
                     steps = plan(*args, **kwargs)
                     result = await execute_waiting(steps, attempt.execute, self._context)
@@ -85,6 +93,9 @@ class Steps:
                     self._totals.forget()
                     raise
                 if is_written:
+                    self._written.update(attempt.guarded())
+                    while len(self._written) > BATCH:
+                        del self._written[next(iter(self._written))]
                     return result
                 self._totals.forget()
         raise StorageUnavailable("this is being changed by too many callers")
@@ -106,7 +117,7 @@ class _Met:
     #: As it is for the plan; None: there is none.
     row: Row | None
     #: What was read; None: there was none, or it was not read.
-    document: Document | None = None
+    before: Row | None = None
     is_read: bool = True
     #: Whether it was found by its key.
     is_found: bool = False
@@ -121,9 +132,18 @@ class _Attempt:
     """A plan that is run once."""
 
     def __init__(
-        self, connection: Connection, totals: Totals, people: PeopleSteps, *, is_run: bool
+        self,
+        connection: Connection,
+        totals: Totals,
+        people: PeopleSteps,
+        *,
+        is_run: bool,
+        written: _Written | None,
     ) -> None:
         self._connection = connection
+        #: What a row is taken to be that is not read; None: it is read.
+        self._guesses = written
+        self._guessed = False
         self._totals = totals
         self._people = people
         self._is_run = is_run
@@ -145,7 +165,7 @@ class _Attempt:
         met, row = self._met[table.name], FORMS[table.name].row(table, document)
         known = met.get(key := row[: table.key])
         if known is None or not (known.is_written or (known.row and known.has(table))):
-            known = met[key] = _Met(table, row, document)
+            known = met[key] = _Met(table, row, row)
         return known
 
     def _refuse_written(self, table: Table) -> None:
@@ -156,13 +176,19 @@ class _Attempt:
     async def _load(self, table: Table, keys: Iterable[Key]) -> dict[Key, _Met]:
         """Return what is known of rows, after reading those that are not."""
         form, met = FORMS[table.name], self._met[table.name]
-        if table.register:
+        if table.register or table.sums:
             self._refuse_written(table)
         missing = {form.id(*key): key for key in keys if key not in met or not met[key].has(table)}
-        with self._connection.calling():
-            found = await self._connection.read(
-                form.collection, missing, form.projection(table.columns)
-            )
+        if form.guard and self._guesses is not None and len(missing) == 1:
+            [key] = missing.values()
+            row = self._guesses.get((table.name, key))
+            met[key] = _Met(table, row, row, is_found=row is not None)
+            self._guesses, self._guessed = None, True
+        elif missing:
+            with self._connection.calling():
+                found = await self._connection.read(
+                    form.collection, missing, form.projection(table)
+                )
             for one in found:
                 self._meet(table, one).is_found = True
         for key in missing.values():
@@ -181,9 +207,9 @@ class _Attempt:
         queries = [form.query(dict(zip(table.columns, one, strict=False))) for one in found]
         for start in range(0, len(queries), BATCH):
             query = _any_of(queries[start : start + BATCH])
-            with self._connection.calling() as db:
-                cursor = db[form.collection].find(query, form.projection(table.columns))
-                for one in await cursor.to_list(None):
+            with self._connection.calling():
+                fields = form.projection(table)
+                for one in await self._connection.find(form.collection, query, fields):
                     for part in form.rows(one):
                         self._meet(table, part)
         width = len(next(iter(found), ()))
@@ -208,8 +234,9 @@ class _Attempt:
             documents, last = await read_page(query.wanted(db, place), limit, query.sized)
             rows: list[Row] = []
             behind = None
-            for one in documents:
-                for part in filter(query.is_behind, query.form.rows(one)):
+            for number, one in enumerate(documents):
+                parts = query.form.rows(one)
+                for part in parts if number else filter(query.is_behind, parts):
                     if len(rows) == step.limit:
                         return Page(rows, query.place(behind), more=True)
                     rows.append(query.form.row(step.table, part))
@@ -265,8 +292,19 @@ class _Attempt:
         for name, rows in self._met.items():
             for key, one in rows.items():
                 writes.add(FORMS[name], key, one)
+        if self._guessed and writes.guarded != 1:
+            return False  # The guess would not be confirmed.
         with self._connection.calling():
             return await writes.send()
+
+    def guarded(self) -> _Written:
+        """Return the rows that were written in tables with a guard."""
+        return {
+            (name, key): one.row
+            for name, rows in self._met.items()
+            for key, one in rows.items()
+            if one.is_written and FORMS[name].guard
+        }
 
     _EXECUTE: Final[dict[type, Callable[[Any, Any], Awaitable[Any]]]] = {
         Get: _get,
@@ -298,6 +336,8 @@ class _Query:
         #: The columns of the order that differ.
         self.free = step.order[step.given :]
         self._fields = [*map(form.field, self.free)]
+        types = step.table.types.items()
+        self._large = [form.field(name) for name, kind in types if kind is bytes]
         #: The conditions that an index serves in this order.
         self._served = {*step.order[: step.given], *(() if step.by else form.ordered)}
         equal = {name: value for name, value in step.equal.items() if name in self._served}
@@ -323,6 +363,8 @@ class _Query:
             self.form.encode(name, value)
             for name, value in zip(self.free, place[self._step.given :], strict=True)
         ]
+        if len(fields) == 1:
+            return {fields[0]: {f"{sign}e" if inclusive else sign: values[0]}}
         same = [dict(zip(fields[:end], values, strict=False)) for end in range(len(fields) + 1)]
         cases = [
             {**same[at], name: {sign: value}}
@@ -341,7 +383,7 @@ class _Query:
         (of_document, place), (number, at) = self._step.after[-1], self.form.decode("number", row)
         return bool(number != of_document or (place is not None and at > place))
 
-    def _find(self, db: Any, conditions: Sequence[Document], columns: Iterable[str]) -> Any:
+    def _find(self, db: Any, conditions: Sequence[Document], fields: Any) -> Any:
         """Return a cursor of the driver, without its order."""
         query: dict[str, Any] = {}
         rest = []
@@ -350,7 +392,7 @@ class _Query:
                 rest.append({name: condition})
         if rest:
             query["$and"] = rest
-        return db[self.form.collection].find(query, self.form.projection(columns))
+        return db[self.form.collection].find(query, fields)
 
     def _sort(self, *, back: bool = False) -> list[tuple[str, int]]:
         way = -1 if self._step.reverse is not back else 1
@@ -359,8 +401,11 @@ class _Query:
     async def end(self, db: Any) -> tuple[Place | None, bool]:
         """Return the place of the last row that a page looks at, and whether there may be rows
         behind it."""
+        fields = None
+        if self.form.parts is None:  # The index alone has them.
+            fields = {"_id": 0, **dict.fromkeys(map(self.form.field, self._step.order), 1)}
         for skipped, back in ((self._step.most - 1, False), (0, True)):
-            cursor = self._find(db, self._bounds, self._step.order).sort(self._sort(back=back))
+            cursor = self._find(db, self._bounds, fields).sort(self._sort(back=back))
             for one in await cursor.skip(skipped).limit(1).to_list(None):
                 return self.place(one), not back
         return self._step.after, False
@@ -386,7 +431,7 @@ class _Query:
             for sign, bounds in (("$gte", step.least), ("$lt", step.below)):
                 for name, value in bounds.items():
                     conditions.append({form.field(name): {sign: form.encode(name, value)}})
-        return self._find(db, conditions, (*step.table.columns, *step.order)).sort(self._sort())
+        return self._find(db, conditions, form.projection(step.table)).sort(self._sort())
 
     def place(self, document: Document | None) -> Place | None:
         """Return the place of a document; if there is none, that where the page begins."""
@@ -398,8 +443,7 @@ class _Query:
 
     def sized(self, document: Document) -> tuple[Document, int]:
         """Return a document with its size in bytes."""
-        large = [name for name, kind in self._step.table.types.items() if kind is bytes]
-        return document, sum(len(document[self.form.field(name)] or "") for name in large)
+        return document, sum([len(document[field] or "") for field in self._large])
 
 
 class _Writes:
@@ -411,74 +455,70 @@ class _Writes:
         #: Those that have no effect if another caller was first: each returns its effect.
         self._first: list[Callable[[], Awaitable[int]]] = []
         self._rest: list[Callable[[], Awaitable[int]]] = []
-        #: Collection and value of the guard → ``_id`` of what is deleted.
-        self._deleted = collections.defaultdict[tuple[str, str, Any], list[str]](list)
-        #: Collection → ``_id`` of what was only read.
-        self._found = collections.defaultdict[str, list[str]](list)
+        #: Collection → queries for what is deleted.
+        self._deleted = collections.defaultdict[str, list[Document]](list)
         #: Documents that are inserted, or are greater than those that are stored.
         self._documents = collections.defaultdict[Form, list[dict[str, Any]]](list)
         #: Collection → statements.
         self._statements = collections.defaultdict[str, list[Document]](list)
 
+    @property
+    def guarded(self) -> int:
+        """How many writes have no effect if another caller was first."""
+        return len(self._first) + sum(map(len, self._deleted.values()))
+
     def add(self, form: Form, key: Key, met: _Met) -> None:
         """Add the write of a row."""
-        name, document, table, row = form.id(*key), met.document, met.table, met.row
-        same: dict[str, Any] = {"_id": name}
-        pairs = [
-            (field, values.encode(value))
-            for (field, values), value in zip(form.columns(table), row or key, strict=False)
-        ]
-        names, values = dict(pairs[: table.key]), dict(pairs[table.key :])
-        statements = self._statements[form.collection]
-        if document is not None and form.guard:
-            same[form.guard] = document[form.guard]
+        table, row, before = met.table, met.row, met.before
+        same: dict[str, Any] = {"_id": form.id(*key)}
+        guard = {}
+        if before is not None and form.guard:
+            value = before[table.columns.index(form.guard)]
+            guard = {form.field(form.guard): form.encode(form.guard, value)}
+            same.update(guard)
         if not met.is_written:
             if met.is_found and form.guard:
-                self._first.append(functools.partial(self._update, form, same, names))
+                self._first.append(functools.partial(self._update, form, same, guard))
             elif met.is_found:
-                self._found[form.collection].append(name)
+                # It changes nothing, and waits until what was read is durable.
+                self._statement(form, same, {"$setOnInsert": {"_none": 0}}, upsert=False)
         elif row is None:
             if not met.is_read:
                 # Put and deleted by this plan. There may be one nevertheless.
-                self._rest.append(functools.partial(self._delete, form.collection, same, 1))
-            elif document is not None:
-                self._deleted[form.collection, form.guard, same.get(form.guard)].append(name)
+                self._rest.append(functools.partial(self._delete, form.collection, [same]))
+            elif before is not None:
+                self._deleted[form.collection].append(same)
         else:
-            for field, make in form.made.items():
-                values[field] = make(dict(zip(table.columns, row, strict=True)))
+            fields = form.document(table, row)
+            document = {**same, **fields}
             if form.is_numbered:
-                names["_seq"] = self._sequence()
-            if form.sum:
-                more = values[form.sum] - (document or {form.sum: 0})[form.sum]
-                statements.append({"q": same, "u": {"$inc": {form.sum: more}}, "upsert": True})
+                document["_seq"] = self._sequence()
+            if table.sums:
+                more = {field: document[field] for field in map(form.field, table.sums)}
+                self._statement(form, same, {"$inc": more})
             elif not form.guard:
-                self._documents[form].append({**same, **names, **values})
+                self._documents[form].append(document)
             elif not met.is_read:
-                update = {"$set": values, "$setOnInsert": names}
-                statements.append({"q": same, "u": update, "upsert": True})
-            elif document is None:
-                new = {**same, **names, **values}
-                self._first.append(functools.partial(self._insert_first, form, new))
+                self._statement(form, same, {"$set": document})
+            elif before is None:
+                self._first.append(functools.partial(self._insert_first, form, document))
             else:
+                values = dict([*fields.items()][table.key :])
                 self._first.append(functools.partial(self._update, form, same, values))
+
+    def _statement(
+        self, form: Form, query: Document, update: Document, *, upsert: bool = True
+    ) -> None:
+        statement = {"q": query, "u": update, "upsert": upsert}
+        self._statements[form.collection].append(statement)
 
     async def send(self) -> bool:
         """Send them, and return whether they have an effect."""
         first = [*self._first]
-        for (collection, guard, value), names in self._deleted.items():
-            same = {guard: value} if guard else {}
-            for chunk in self._connection.chunks(names):
-                query = {"_id": any_of(chunk), **same}
-                first.append(functools.partial(self._delete, collection, query, len(chunk)))
+        for name, queries in self._deleted.items():
+            first.append(functools.partial(self._delete, name, queries))
         if first and not any(await _all(one() for one in first)):
             return False
-        for collection, names in self._found.items():
-            # It changes nothing, and waits until what was read is durable.
-            nothing = {"$setOnInsert": {"_none": 0}}
-            self._statements[collection] += [
-                {"q": {"_id": any_of(chunk)}, "u": nothing, "multi": True}
-                for chunk in self._connection.chunks(names)
-            ]
         await _all(
             [
                 *(self._keep(form, documents) for form, documents in self._documents.items()),
@@ -526,17 +566,21 @@ class _Writes:
             done = await collection.update_one(query, {"$set": values})
         return int(done.raw_result["n"])
 
-    async def _delete(self, collection: str, query: Document, count: int) -> int:
-        of = self._connection.db[collection]
+    async def _delete(self, collection: str, queries: Sequence[Document]) -> int:
+        if len(queries) > 1:
+            return await self._connection.delete(collection, queries)
         # The driver repeats the deletion of one after a lost answer.
         async with self._connection.updating:
-            done = await (of.delete_one if count == 1 else of.delete_many)(query)
+            done = await self._connection.db[collection].delete_one(queries[0])
         return int(done.raw_result["n"])
 
 
 async def _all(calls: Iterable[Awaitable[Any]]) -> list[Any]:
     """Wait for all calls, and raise an error of one."""
-    results = await asyncio.gather(*calls, return_exceptions=True)
+    waiting = [*calls]
+    if len(waiting) == 1:  # A task for it would cost as much as the rest of a small plan.
+        return [await waiting[0]]
+    results = await asyncio.gather(*waiting, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
             raise result

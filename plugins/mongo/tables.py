@@ -6,13 +6,13 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import operator
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import orjson
-from bson.binary import Binary
 from bson.datetime_ms import DatetimeMS
 from bson.objectid import ObjectId
 
@@ -51,10 +51,6 @@ _SAME: Final = Values(lambda value: value, lambda value: value)
 _TIME: Final = Values(DatetimeMS, int)
 _TEXT: Final = Values(bytes.decode, str.encode)
 _BOOLEAN: Final = Values(bool, int)
-_BYTES: Final = Values(
-    lambda value: None if value is None else Binary(value),
-    lambda value: None if value is None else bytes(value),
-)
 _JSON: Final = Values(orjson.loads, orjson.dumps)
 #: Not pairs: some servers do not store an array within an array.
 _PAIRS: Final = Values(
@@ -69,9 +65,15 @@ def _sequence(place: Any) -> ObjectId:
     return ObjectId(place)
 
 
-def _budget(row: Mapping[str, Any]) -> str:
-    _, budget = total_of(row["workspace"], row["origin"], row["reason"])
-    return BUDGETS[budget]
+def _budget(row: Row) -> str:
+    workspace, _, origin, reason, *_ = row
+    return BUDGETS[total_of(workspace, origin, reason)[-1]]
+
+
+def _rank(row: Row) -> int:
+    """Return the rank of a suppression: of two at one time, the one that is not lifted wins."""
+    *_, at, lifted, _, _ = row
+    return 2 * int(at) + (not lifted)
 
 
 _SEQUENCE: Final = Values(_sequence, str)
@@ -148,16 +150,16 @@ class Form:
     parts: Callable[[Document], Iterable[Document]] | None = None
     #: Columns by which an index finds rows in the order of arrival.
     ordered: frozenset[str] = frozenset()
-    #: Field → what makes its value of those of the columns.
-    made: Mapping[str, Callable[[Mapping[str, Any]], Any]] = dataclasses.field(default_factory=dict)
-    #: A field that is another one after each change: by it, a change is made only to what was read.
+    #: Field → what makes its value of a row.
+    made: Mapping[str, Callable[[Row], Any]] = dataclasses.field(default_factory=dict)
+    #: A column that differs after each change: by it, a change is made only to what was read.
     guard: str = ""
+    #: Large columns: what has no use for them reads a table without them.
+    large: Sequence[str] = ()
     #: A field whose greatest value wins.
     rank: str = ""
     #: Whether a row is the number and the sum of some documents, which is not stored.
     is_total: bool = False
-    #: A field to which plans add: the difference between what they read and put is added.
-    sum: str = ""
 
     @property
     def is_numbered(self) -> bool:
@@ -191,24 +193,39 @@ class Form:
         return [document] if self.parts is None else self.parts(document)
 
     @functools.cache  # noqa: B019 (there are few)
-    def columns(self, table: Table) -> Sequence[tuple[str, Values]]:
-        """Return the field of each column, and its values."""
-        return [(self.field(name), self.values.get(name, _SAME)) for name in table.columns]
+    def columns(
+        self, table: Table
+    ) -> tuple[Sequence[str], Sequence[tuple[int, Values]], Callable[[Document], Row]]:
+        """Return the fields of the columns, the places of those that have other values, and what
+        returns the values of the fields."""
+        fields = [*map(self.field, table.columns)]
+        other = [(at, self.values.get(name)) for at, name in enumerate(table.columns)]
+        return fields, [(at, one) for at, one in other if one], operator.itemgetter(*fields)
 
     def row(self, table: Table, document: Document) -> Row:
         """Return the row of a document."""
-        return tuple(
-            [
-                document[field] if values is _SAME else values.decode(document[field])
-                for field, values in self.columns(table)
-            ]
-        )
+        _, others, get = self.columns(table)
+        row = [*get(document)]
+        for at, values in others:
+            row[at] = values.decode(row[at])
+        return tuple(row)
 
-    def projection(self, columns: Iterable[str]) -> dict[str, int] | None:
+    def document(self, table: Table, row: Row) -> dict[str, Any]:
+        """Return the fields of a row, those of its key first."""
+        fields, others, _ = self.columns(table)
+        encoded = [*row]
+        for at, values in others:
+            encoded[at] = values.encode(encoded[at])
+        document = dict(zip(fields, encoded, strict=True))
+        for field, make in self.made.items():
+            document[field] = make(row)
+        return document
+
+    def projection(self, table: Table) -> dict[str, int] | None:
         """Return what to read of documents; None: everything."""
-        if self.parts is not None:
+        if all(name in table.columns for name in self.large):
             return None
-        return dict.fromkeys((*map(self.field, columns), *filter(None, [self.guard])), 1)
+        return dict.fromkeys(map(self.field, (*table.columns, "number")), 1)
 
 
 #: Table → the form of its documents.
@@ -219,7 +236,6 @@ FORMS: Final[Mapping[str, Form]] = {
         "records:{}".format,
         {"kind": Values("records:{}".format, lambda key: key.partition(":")[2])},
         {"kind": "_id"},
-        sum="version",
     ),
     SUPPRESSIONS.name: Form(
         schema.SUPPRESSIONS,
@@ -227,8 +243,7 @@ FORMS: Final[Mapping[str, Form]] = {
         names={"number": "_id"},
         find=lambda values: {"_id": below(path_id(*values.values()))},
         ordered=frozenset({"workspace"}),
-        # Of two at one time, the one that is not lifted.
-        made={"rank": lambda row: 2 * row["at"] + (not row["lifted"])},
+        made={"rank": _rank},
         rank="rank",
     ),
     LETTERS.name: Form(
@@ -239,13 +254,12 @@ FORMS: Final[Mapping[str, Form]] = {
             "number": _SEQUENCE,
             "errors": _JSON,
             "headers": _PAIRS,
-            "item": _BYTES,
-            "envelope": _BYTES,
             "truncated": _BOOLEAN,
         },
         {"number": "_seq"},
         ordered=frozenset({"workspace"}),
         made={"budget": _budget},
+        large=("item", "envelope"),
     ),
     # These are written by subscriptions.py.
     CHOICES.name: Form(
@@ -303,8 +317,10 @@ class Totals:
             return Page(sorted(rows.values()), None, more=False)
         if isinstance(step, Put):
             for row in step.rows:
-                counted_at, _ = known.get(key := row[: table.key], (now, row))
-                known[key] = (counted_at, row)
+                if (key := row[: table.key]) in known:
+                    counted_at, before = known[key]
+                    sums = map(operator.add, before[table.key :], row[table.key :])
+                    known[key] = (counted_at, (*key, *sums))
             return None
         for key in step.keys:
             if key not in known or known[key][0] <= now - _SECONDS:
@@ -317,7 +333,7 @@ class Totals:
         """Return the rows of the documents of a query: their count, and the sum of a field."""
         form, found = FORMS[table.name], dict[Key, Row]()
         *names, _, size = table.columns
-        fields = {"_id": 0, **(form.projection([*names, size]) or {})}
+        fields = {"_id": 0, **dict.fromkeys(map(form.field, (*names, size)), 1)}
         with self._connection.calling() as db:
             async for one in db[form.collection].find(query, fields).batch_size(BATCH):
                 key = tuple(form.decode(name, one) for name in names)

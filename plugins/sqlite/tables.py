@@ -52,7 +52,9 @@ class Sql:
         first = [self.number] if self.owner else ["key"] if self.is_hashed else []
         self.key = first if self.is_hashed else [*first, *own[: table.key - self.width]]
         written = [*first, *own, *beside]
-        values = [f"{one} = excluded.{one}" for one in own if one not in (*self.key, self.number)]
+        replaced = [one for one in own if one not in (*self.key, self.number)]
+        more = {one: f" + {table.name}.{one}" for one in table.sums}
+        values = [f"{one} = excluded.{one}{more.get(one, '')}" for one in replaced]
         # The number of an owner is known when it is written.
         unique = [self.number] if table.name in OWNERS else self.key
         target = f"ON CONFLICT ({', '.join(unique)}) DO"

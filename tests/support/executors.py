@@ -34,7 +34,9 @@ REGISTERS = Table(
 )
 #: All columns are the key.
 MARKS = Table("marks", {"a": str, "n": int}, key=2)
-TABLES = (PLAIN, NUMBERED, REGISTERS, MARKS)
+#: To which plans add.
+SUMS = Table("sums", {"a": str, "n": int, "value": str}, key=1, sums=("n",), indexes=(("n",),))
+TABLES = (PLAIN, NUMBERED, REGISTERS, MARKS, SUMS)
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "a": st.sampled_from(["", "a", "a\0", "\uffff", "\U00010000"]),
     "b": st.sampled_from([-(2**63), 0, 2**63 - 1]),
