@@ -21,6 +21,7 @@ from engage import __version__
 from engage.api.dead_letters import DeadLetterBudget
 from engage.api.events import TRUSTED, Event, Kind, Subject, begins_with
 from engage.api.pages import Page
+from engage.api.suppressions import Suppression
 
 __all__ = [
     "ENGAGE_VERSION",
@@ -28,6 +29,7 @@ __all__ = [
     "EventStore",
     "Helper",
     "Outcome",
+    "Preferences",
     "ProfileLimits",
     "Status",
     "StorageContext",
@@ -341,6 +343,18 @@ class SubscriptionRecord(_OfSubject):
     address: str = ""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Preferences:
+    """What is sent to a person, for those who have a link."""
+
+    #: Group id → subscribed.
+    choices: Mapping[str, bool]
+    #: What is suppressed of the addresses.
+    suppressions: Sequence[Suppression]
+    #: The traits whose address may be another's, so that nothing is said about it.
+    left_out: Sequence[str]
+
+
 class SubscriptionStore(abc.ABC):
     """A storage that also keeps subscription choices with their history.
 
@@ -393,6 +407,22 @@ class SubscriptionStore(abc.ABC):
     @abc.abstractmethod
     async def state(self, workspace_id: str, subject: Subject) -> Mapping[str, bool]:
         """Return group id → subscribed, for each choice that is kept for a subject."""
+
+    @abc.abstractmethod
+    async def preferences(
+        self,
+        workspace_id: str,
+        subject: Subject,
+        identifier: tuple[str, str] | None,
+        key: str | None,
+    ) -> Preferences:
+        """Return the choices of a subject, and what is suppressed of its addresses.
+
+        :param identifier: the trait and the value in the link; ``None``: the addresses are those
+            that surely are this user's, because anyone can give somebody that of another.
+        :param key: of the hashes under which the addresses of erased people are kept; ``None``:
+            nobody was erased.
+        """
 
     @abc.abstractmethod
     async def scan_subscriptions(

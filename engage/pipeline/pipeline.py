@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from engage.api import Status
+from engage.api import Preferences, Status
 from engage.errors import ApiError, Limit, invalid_link, overloaded
 from engage.keys.auth import KEYLESS_BODY, Authenticator, Principal
 from engage.keys.links import Person
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from engage.pipeline.conflicts import Conflicts
     from engage.pipeline.ingest import Ingest
     from engage.pipeline.transforms import Transforms
-    from engage.store.choices import Preferences
 
 __all__ = ["Pipeline"]
 

@@ -29,6 +29,7 @@ from engage.api import (
     EventStore,
     Kind,
     PayloadInvalid,
+    Preferences,
     ProfileStore,
     Subject,
     SubscriptionChange,
@@ -51,7 +52,6 @@ from engage.errors import (
 from engage.keys.links import BY_ID, STEP, Links, Person
 from engage.pipeline.ids import uuid7
 from engage.pipeline.normalise import parse_field
-from engage.store.choices import Preferences
 from engage.store.suppressions import forms
 from engage.upkeep.export import all_pages
 from engage.upkeep.time_limit import within
@@ -272,9 +272,11 @@ class Subscriptions:
 
         :raises StorageUnavailable: if they could not be read.
         """
-        named = person.identifier_key, person.identifier
+        store, named = self._store, (person.identifier_key, person.identifier)
+        if not isinstance(store, SubscriptionStore):
+            raise invalid_link()
         async with within(self._timeout):
-            found = await self._store.preferences(
+            found = await store.preferences(
                 person.workspace.id,
                 person.subject,
                 None if person.identifier_key in BY_ID else named,

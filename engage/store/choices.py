@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import struct
 import uuid
 from collections.abc import Mapping, Sequence
@@ -13,11 +12,11 @@ from engage.api import (
     ADDRESS_TRAITS,
     Kind,
     Page,
+    Preferences,
     Subject,
     SubscriptionChange,
     SubscriptionRecord,
     SubscriptionState,
-    Suppression,
     suppressed_address,
 )
 from engage.store.keys import KEY_BYTES, key_of
@@ -220,28 +219,11 @@ def state(workspace_id: str, subject: Subject) -> Steps[dict[str, bool]]:
     return {row[3]: bool(row[4]) for row in stored[whose]}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Preferences:
-    """What is sent to a person, for those who have a link."""
-
-    #: Group id → subscribed.
-    choices: Mapping[str, bool]
-    #: What is suppressed of the addresses.
-    suppressions: Sequence[Suppression]
-    #: The traits whose address may be another's, so that nothing is said about it.
-    left_out: Sequence[str]
-
-
 @plan()
 def preferences(
     workspace_id: str, subject: Subject, identifier: tuple[str, str] | None, key: str | None
 ) -> Steps[Preferences]:
-    """Return the choices of a subject, and what is suppressed of its addresses.
-
-    :param identifier: the trait and the value in the link; ``None``: the addresses are those that
-        surely are this user's, because anyone can give a user or a visitor that of another.
-    :param key: see :func:`~engage.store.suppressions.forms`.
-    """
+    """See :meth:`~engage.api.SubscriptionStore.preferences`."""
     named: Mapping[str, str | None] = dict([identifier] if identifier else ())
     if identifier is None and subject.kind is Kind.USER:
         named = yield from certain(workspace_id, subject.id)

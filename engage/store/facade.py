@@ -22,6 +22,7 @@ from engage.api import (
     Kind,
     Outcome,
     Page,
+    Preferences,
     ProfileStore,
     Record,
     RecordStore,
@@ -300,10 +301,9 @@ class PlannedChoices(Executor, SubscriptionStore):
         subject: Subject,
         identifier: tuple[str, str] | None,
         key: str | None,
-    ) -> choosing.Preferences:
-        """See :func:`engage.store.choices.preferences`."""
+    ) -> Preferences:
         if not is_text(subject.id, *(identifier or ())):
-            return choosing.Preferences({}, (), ())
+            return Preferences({}, (), ())
         return await self.read(choosing.preferences, workspace_id, subject, identifier, key)
 
     async def scan_subscriptions(

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote_plus
 
-from engage.api import PayloadInvalid
+from engage.api import PayloadInvalid, Preferences
 from engage.errors import ApiError, Limit, body_too_large
 from engage.handlers.base import Handler
 from engage.handlers.subscriptions import arguments_of, link_of, source_of
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from engage.config import SubscriptionGroup, Workspace
     from engage.handlers.preferences.looks import Look, Words
     from engage.keys.links import Person
-    from engage.store.choices import Preferences
 
 __all__ = ["ONE_CLICK_BODY", "PreferencesHandler", "changes_of_form", "is_one_click", "stopped"]
 
