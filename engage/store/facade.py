@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interfaces that the rest of engage calls, on an executor of plans.
-
-A storage has each as a base class, beside its own ``run`` and ``read``.
-"""
+"""PUBLIC: the base class of a storage, with everything that the rest of engage calls, as plans."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from typing import Final
 
 from engage.api import (
     BudgetUse,
@@ -15,6 +13,7 @@ from engage.api import (
     CountSum,
     DeadLetter,
     DeadLetterStore,
+    ErasureStore,
     Event,
     EventFilter,
     EventStore,
@@ -28,6 +27,7 @@ from engage.api import (
     RecordStore,
     Status,
     StoredLink,
+    StoreProblem,
     Subject,
     SubscriptionChange,
     SubscriptionRecord,
@@ -36,6 +36,7 @@ from engage.api import (
     Suppression,
     SuppressionStore,
     UserProfile,
+    VerifiableStore,
     VisitorProfile,
 )
 from engage.store import choices as choosing
@@ -45,12 +46,24 @@ from engage.store import letters as keeping
 from engage.store import people, records
 from engage.store import suppressions as suppressing
 from engage.store.keys import is_text
-from engage.store.profiles import KINDS, Person
-from engage.store.tables import PLANS, Executor, Row
+from engage.store.profiles import (
+    CHOICES,
+    CLAIMS,
+    IDENTIFIERS,
+    KINDS,
+    LINKS,
+    MEMBERSHIPS,
+    PROFILES,
+    TRAITS,
+    VISITOR_TOTALS,
+    Person,
+)
+from engage.store.tables import PLANS, Executor, Row, Table
 
 #: The names that a storage imports.
 __all__ = [
     "PLANS",
+    "TABLES",
     "PlannedChoices",
     "PlannedCounts",
     "PlannedEvents",
@@ -58,7 +71,19 @@ __all__ = [
     "PlannedProfiles",
     "PlannedRecords",
     "PlannedSuppressions",
+    "Storage",
 ]
+
+#: Name → table, of all that a storage keeps.
+TABLES: Final[Mapping[str, Table]] = {
+    table.name: table
+    for table in (
+        *(storing.STORE, storing.EVENTS, keeping.LETTERS, keeping.TOTALS),
+        *(PROFILES, TRAITS, MEMBERSHIPS, LINKS, IDENTIFIERS, CLAIMS, VISITOR_TOTALS),
+        *(CHOICES, choosing.CHANGES, choosing.HISTORY, suppressing.SUPPRESSIONS),
+        *(records.RECORDS, records.VERSIONS, counting.SERIES, counting.COUNTS),
+    )
+}
 
 
 class PlannedEvents(Executor, EventStore):
@@ -387,3 +412,30 @@ class PlannedLetters(Executor, DeadLetterStore):
 
     async def expire_dead_letters(self, before: int, *, limit: int) -> int:
         return await self.run(keeping.expire, before, limit)
+
+
+class Storage(
+    PlannedEvents,
+    PlannedProfiles,
+    PlannedChoices,
+    PlannedSuppressions,
+    PlannedLetters,
+    PlannedRecords,
+    PlannedCounts,
+    ErasureStore,
+    VerifiableStore,
+):
+    """A storage that keeps everything.
+
+    It has five methods of its own: :meth:`~engage.api.EventStore.open`,
+    :meth:`~engage.api.EventStore.close`, :meth:`~engage.api.EventStore.check`,
+    :meth:`~engage.store.tables.Executor.run` and :meth:`~engage.store.tables.Executor.read`. It may
+    have its own way for any other.
+    """
+
+    async def settle(self) -> bool:
+        await self.check()
+        return False
+
+    async def problems(self) -> AsyncIterator[StoreProblem | int]:
+        yield 0

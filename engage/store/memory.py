@@ -59,9 +59,10 @@ class MemoryTables:
             return execute(steps, lambda step: self._EXECUTE[type(step)](self, step), context)
         except BaseException:
             for rows, key, before in reversed(self._changes):
-                rows.pop(key, None)
                 if before is not None:
                     rows[key] = before
+                else:
+                    rows.last = rows.pop(key)[0] - 1  # Nobody has seen the number.
             raise
 
     def rows(self, table: Table) -> list[Row]:

@@ -18,8 +18,7 @@ A class of a few lines tests a storage::
 
 ``options`` returns the options of a different store for each test. ``break_store`` makes what is
 under the store fail (it stops the server, or puts a folder in the place of the file), and
-``mend_store`` makes it work again; without these two, the tests of failures fail. The tests of an
-interface that the storage does not have (:class:`~engage.api.ProfileStore` …) are skipped.
+``mend_store`` makes it work again; without these two, the tests of failures fail.
 
 For a log in front of the storage see :class:`LogConformance`, which is used in the same way
 (:class:`LogSubject` has what a subclass defines).

@@ -24,6 +24,7 @@ from engage.store.facade import (
     PlannedProfiles,
     PlannedRecords,
     PlannedSuppressions,
+    Storage,
 )
 from engage.store.letters import HEADS
 from engage.store.memory import MemoryTables
@@ -134,8 +135,8 @@ class MemorySuppressions(Memory, PlannedSuppressions):
     """Suppressed addresses."""
 
 
-class MemoryVerification(Memory):
-    """What only this storage knows of itself."""
+class MemoryStore(Memory, Storage):
+    """A storage in memory with all interfaces."""
 
     async def problems(self) -> AsyncIterator[api.StoreProblem | int]:
         tables = self.contents().tables
@@ -144,21 +145,6 @@ class MemoryVerification(Memory):
         for _, _, name, trait, _, value, *_, size in traits:
             if size and value == REMOVED:
                 yield api.StoreProblem(what="sizes", message=f"{name}: of no trait {trait}")
-
-
-class MemoryStore(
-    MemoryEvents,
-    MemoryProfiles,
-    MemorySubscriptions,
-    MemorySuppressions,
-    MemoryDeadLetters,
-    MemoryRecords,
-    MemoryCounts,
-    MemoryVerification,
-    api.VerifiableStore,
-    api.ErasureStore,
-):
-    """A storage in memory with all interfaces."""
 
 
 @api.hookimpl

@@ -15,10 +15,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 from bson.datetime_ms import DatetimeMS
 
 from engage.api import (
-    CountStore,
-    ErasureStore,
     Event,
-    EventStore,
     Kind,
     Outcome,
     Page,
@@ -28,15 +25,8 @@ from engage.api import (
     StoreProblem,
     SubscriptionChange,
     SubscriptionStore,
-    VerifiableStore,
 )
-from engage.store.facade import (
-    PlannedChoices,
-    PlannedLetters,
-    PlannedProfiles,
-    PlannedRecords,
-    PlannedSuppressions,
-)
+from engage.store.facade import Storage
 from engage.store.tables import Plan
 
 from .arrivals import BEAT, Arrivals
@@ -81,17 +71,7 @@ def _once_ready(
     return call
 
 
-class MongoStorage(
-    EventStore,
-    PlannedProfiles,
-    PlannedChoices,
-    PlannedSuppressions,
-    PlannedLetters,
-    PlannedRecords,
-    CountStore,
-    ErasureStore,
-    VerifiableStore,
-):
+class MongoStorage(Storage):
     """The storage that keeps everything in one MongoDB database."""
 
     concurrent_writes = 2  # with more, they are smaller, which costs as much as the overlap gains

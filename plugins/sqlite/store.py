@@ -15,25 +15,15 @@ from typing import Any, Final, ParamSpec, TypeVar
 from engage.api import (
     Backup,
     BackupStore,
-    ErasureStore,
     EventStore,
     Helper,
     OnBytes,
     StorageContext,
     StorageUnavailable,
     StoreProblem,
-    VerifiableStore,
 )
 from engage.store import events
-from engage.store.facade import (
-    PlannedChoices,
-    PlannedCounts,
-    PlannedEvents,
-    PlannedLetters,
-    PlannedProfiles,
-    PlannedRecords,
-    PlannedSuppressions,
-)
+from engage.store.facade import Storage
 from engage.store.tables import Plan
 
 from . import backup, verification
@@ -52,18 +42,7 @@ Result = TypeVar("Result")
 MIN_FREE_BYTES: Final = 512 * 1024 * 1024
 
 
-class SqliteStorage(
-    PlannedEvents,
-    PlannedProfiles,
-    PlannedChoices,
-    PlannedSuppressions,
-    PlannedLetters,
-    PlannedRecords,
-    PlannedCounts,
-    BackupStore,
-    VerifiableStore,
-    ErasureStore,
-):
+class SqliteStorage(Storage, BackupStore):
     """The storage that keeps everything in one SQLite file."""
 
     def __init__(

@@ -88,7 +88,6 @@ def test_the_server_accepts_deliveries_of_the_example(tmp_path: Path) -> None:
 
 
 def test_the_server_runs_on_the_example(tmp_path: Path) -> None:
-    # No subscriptions: this storage stores only events.
     config = f"""
         [server]
         port = 0
@@ -164,7 +163,7 @@ LINES = {
     },
     "write-a-plugin.md": {
         "example_storage/pyproject.toml": 20,
-        "example_storage/engage_ledger.py": 99,
+        "example_storage/engage_ledger.py": 200,
         "example_storage/test_ledger.py": 20,
     },
     "write-a-log.md": {

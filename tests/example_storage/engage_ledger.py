@@ -1,94 +1,118 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An example of a storage: it keeps events only, each as a row of one table."""
+"""An example of a storage: the changes of all plans in a file, and their result in memory."""
 
 import asyncio
 import contextlib
-import operator
+import secrets
 import sqlite3
+import threading
+
+import msgspec
 
 from engage import api
+from engage.store.events import STORE
+from engage.store.facade import TABLES, Storage
+from engage.store.memory import MemoryTables
+from engage.store.tables import Add, Delete, Pages, Put
 
-FIELDS = ("workspace_id", "origin", "message_id", "type", "user_id", "anonymous_id", "name")
-FIELDS += ("received_at", "timestamp", "body")  # a later version of engage may add others
-COLUMNS = ", ".join(FIELDS)
-TABLE = f"""CREATE TABLE IF NOT EXISTS events (number INTEGER PRIMARY KEY AUTOINCREMENT,
-            {COLUMNS}, UNIQUE (workspace_id, origin, message_id))"""
-INSERT = f"INSERT OR IGNORE INTO events ({COLUMNS}) VALUES (?{', ?' * (len(FIELDS) - 1)})"
-SELECT = f"SELECT number, {COLUMNS} FROM events"
-FIND = f"{SELECT} WHERE workspace_id = ? AND origin = ? AND message_id = ?"
-SCAN = f"""{SELECT} WHERE number > ? AND workspace_id = ifnull(?, workspace_id)
-          AND received_at >= ifnull(?, received_at) AND type = ifnull(?, type)
-          AND user_id IS ifnull(?, user_id) ORDER BY number LIMIT ?"""
-EXPIRE = """DELETE FROM events WHERE number IN (SELECT number FROM events WHERE received_at < ?
-            ORDER BY received_at LIMIT ?) AND (? OR (SELECT max(received_at) FROM events) >= ?)"""
+LEDGER = "CREATE TABLE IF NOT EXISTS ledger (number INTEGER PRIMARY KEY, changes BLOB NOT NULL)"
+CHANGES = {step.__name__: step for step in (Add, Put, Delete)}
 
 
-class LedgerStore(api.EventStore):
+class LedgerStore(Storage):
     def __init__(self, options, context):
-        self.path, self.timeout = context.base_dir / options["path"], context.write_timeout
-        self.mode = "closed"  # not a mode of SQLite: every call fails until `open`
+        self.path, self.context = context.base_dir / options["path"], context
+        self.lock, self.is_open = threading.Lock(), False
+        self.forget()
+
+    def forget(self):
+        self.tables, self.number = MemoryTables(), 0  # the last entry that they have
 
     async def open(self, *, create):
-        if not create and not self.path.exists():
-            raise api.StorageMissing(f"{self.path} does not exist")
-        self.mode = "rw"  # a file that disappears must not be created again
-        await self.run(lambda db: db.execute(TABLE), create=create)
+        if not self.path.exists():
+            if not create:
+                raise api.StorageMissing(f"{self.path} does not exist")
+            self.path.touch(0o600)
+        self.is_open = True
+        await self.check()
 
     async def close(self):
-        self.mode = "closed"
+        self.is_open = False
 
     async def check(self):
-        await self.run(lambda db: None)  # `transaction` takes the lock for writing
+        await self.run(nothing)
 
-    async def write(self, events):
-        return await self.run(lambda db: [store(db, event) for event in events])
+    async def run(self, plan, *args):
+        return await asyncio.to_thread(self.transact, plan, *args)
 
-    async def find(self, workspace_id, origin, message_id):
-        found = await self.run(lambda db: select(db, FIND, workspace_id, origin, message_id))
-        return found[0][1] if found else None
+    async def read(self, plan, *args):
+        return await asyncio.to_thread(self.transact, plan, *args)
 
-    async def scan(self, wanted, *, after, limit):
-        asked = (wanted.workspace_id, wanted.since, wanted.type, wanted.user_id)
-        values = (int(after or 0), *asked, limit)  # engage filters by the other fields itself
-        found = await self.run(lambda db: select(db, SCAN, *values))
-        more = str(found[-1][0]) if len(found) == limit else None
-        return api.Page([event for _, event in found], more)
+    def transact(self, plan, *args):
+        """Run a plan when the changes of all other processes are known."""
+        if not self.is_open:
+            raise api.StorageUnavailable("the storage is not open")
+        uri, timeout = f"{self.path.as_uri()}?mode=rw", self.context.write_timeout
+        with self.lock:
+            try:
+                opened = sqlite3.connect(uri, timeout, isolation_level=None, uri=True)
+                with contextlib.closing(opened) as db, db:
+                    db.execute("BEGIN IMMEDIATE")  # one process at a time
+                    db.execute(LEDGER)
+                    self.catch_up(db)
+                    if not self.number:
+                        self.append(db, begin())
+                    return self.append(db, plan(*args))  # the commit follows
+            except (OSError, sqlite3.Error) as error:
+                self.forget()  # the tables may have what the file does not have
+                raise api.StorageUnavailable(f"{self.path}: {error}") from error
 
-    async def expire(self, before, *, limit, force=False):
-        values = (before, limit, force, before)
-        return await self.run(lambda db: db.execute(EXPIRE, values).rowcount)
+    def catch_up(self, db):
+        """Make the changes of new entries."""
+        new = db.execute("SELECT number, changes FROM ledger WHERE number > ?", (self.number,))
+        for self.number, changes in new:
+            self.tables.execute(again(msgspec.msgpack.decode(changes)), self.context)
 
-    async def run(self, work, *, create=False):
-        return await asyncio.to_thread(self.transaction, work, create)
+    def append(self, db, steps):
+        """Execute the steps of a plan, and make an entry of what it changes."""
+        changes = []
+        result = self.tables.execute(recorded(steps, changes), self.context)
+        if changes:
+            self.number += 1
+            entry = (self.number, msgspec.msgpack.encode(changes))
+            db.execute("INSERT INTO ledger VALUES (?, ?)", entry)
+        return result
 
-    def transaction(self, work, create):
+
+def recorded(steps, changes):
+    """Yield the steps of a plan, and keep those that change something."""
+    answer = None
+    while True:
         try:
-            if create:
-                self.path.touch(0o600)
-            uri = f"{self.path.as_uri()}?mode={self.mode}"
-            opened = sqlite3.connect(uri, self.timeout, isolation_level=None, uri=True)
-            with contextlib.closing(opened) as db, db:
-                db.execute("BEGIN IMMEDIATE")
-                return work(db)  # the commit follows: the caller gets what is durable
-        except (OSError, sqlite3.Error) as error:
-            raise api.StorageUnavailable(f"{self.path}: {error}") from error
+            step = steps.send(answer)
+        except StopIteration as end:
+            return end.value
+        if isinstance(step, Delete) and isinstance(step.keys, Pages):
+            page = yield step.keys
+            step = Delete(step.table, [row[: step.table.key] for row in page.rows])
+        if isinstance(step, (Add, Put, Delete)):
+            table, rows = step
+            changes.append((type(step).__name__, table.name, [*rows]))
+        answer = yield step
 
 
-def select(db, query, *values):
-    with contextlib.suppress(UnicodeEncodeError):  # such an id was never stored
-        rows = db.execute(query, values)
-        return [(number, api.Event(**dict(zip(FIELDS, row, strict=True)))) for number, *row in rows]
-    return []
+def again(changes):
+    for name, table, rows in changes:
+        yield CHANGES[name](TABLES[table], [tuple(row) for row in rows])
 
 
-def store(db, event):
-    try:
-        if db.execute(INSERT, operator.attrgetter(*FIELDS)(event)).rowcount:
-            return api.Outcome(api.Status.STORED)
-    except UnicodeEncodeError:  # refused alone: the others are stored
-        return api.Outcome(api.Status.REFUSED, "an id is not Unicode text")
-    (_, stored), *_ = select(db, FIND, *event.identity)
-    return api.Outcome(api.Status.DUPLICATE, stored=stored.body)
+def begin():
+    # Another number for each store: a cursor of another one does not fit.
+    yield Put(STORE, [("incarnation", secrets.randbits(62))])
+
+
+def nothing():
+    yield from ()
 
 
 @api.hookimpl

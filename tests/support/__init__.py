@@ -8,6 +8,9 @@ Tests are in the folder of the code they test: ``engage/pipeline/decode.py`` has
 
 A storage or a pipeline, without HTTP:
 
+- ``rules``: the tests of what engage keeps, for any storage: ``scans`` of events, ``profiles``,
+  ``users``, ``visitors``, ``visitor_limits`` and ``identifiers``; ``subscriptions`` and
+  ``suppressions``; ``dead_letters``, ``records`` and ``counts``; ``erasures`` and ``verification``
 - ``people``: a store with a person in every part of it
 - ``memory_store``: a storage in memory that refuses, fails or waits as a test wants
 - ``memory_log``: a log in memory, whose partitions lose their leader, are slow or delete records;
