@@ -22,8 +22,9 @@ import load
 import orjson
 import servers
 
-from engage.api import Event, EventFilter, EventStore, Status, StorageUnavailable, render_time
+from engage.api import Event, EventFilter, Status, StorageUnavailable, render_time
 from engage.config import load as load_config
+from engage.store.facade import Storage
 from support.exports import registry
 from support.server_process import KEY, config_text
 
@@ -38,7 +39,7 @@ _ATTEMPTS = 30
 _PROGRESS = 1_000_000
 
 
-def open_config(config: Path) -> EventStore:
+def open_config(config: Path) -> Storage:
     """Return the storage of a config file, which is not open yet."""
     return registry().make_storage(load_config(config))
 
@@ -90,7 +91,7 @@ def events(like: Event, count: int, now: int) -> Iterator[Event]:
         )
 
 
-async def fill(store: EventStore, count: int) -> None:
+async def fill(store: Storage, count: int) -> None:
     """Write events to an open store that has none."""
     if not count:
         return
@@ -115,7 +116,7 @@ async def fill(store: EventStore, count: int) -> None:
             print(f"{number:,} of {count:,} events, {rate:,.0f}/s", file=sys.stderr, flush=True)
 
 
-async def _write(store: EventStore, chunk: list[Event]) -> None:
+async def _write(store: Storage, chunk: list[Event]) -> None:
     for attempt in range(_ATTEMPTS):
         try:
             outcomes = await store.write(chunk)

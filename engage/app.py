@@ -40,11 +40,11 @@ from engage.upkeep.readiness import Readiness
 if TYPE_CHECKING:
     import socket
 
-    from engage.api import EventStore
     from engage.config import Config
     from engage.http1.shares import Shares
     from engage.log.front import LogFront
     from engage.registry import Registry
+    from engage.store.facade import Storage
 
 __all__ = ["App", "build"]
 
@@ -68,7 +68,7 @@ def build(
     :param direct: write to the storage also with a log: commands and the console need the outcome.
     :param buckets: see :func:`engage.keys.buckets.open_buckets`.
     :param had_store: with ``supervised``, see :class:`engage.api.StorageContext`.
-    :raises ConfigError: if an option is wrong, or needs a feature that the storage lacks.
+    :raises ConfigError: if an option is wrong.
     """
     metrics = Metrics() if metrics is None else metrics
     clock = Clock()
@@ -148,7 +148,7 @@ def _make_front(
     return LogFront(log, config.log, timeout=timeout, clock=clock, metrics=metrics)
 
 
-def _make_readiness(config: Config, written: EventStore | EventLog, keys: KeyTable) -> Readiness:
+def _make_readiness(config: Config, written: Storage | EventLog, keys: KeyTable) -> Readiness:
     """Make the check whether requests can be answered.
 
     :param written: where events go: the storage, or the log in front of it.
@@ -164,7 +164,7 @@ def _make_readiness(config: Config, written: EventStore | EventLog, keys: KeyTab
 
 def _make_ingest(
     config: Config,
-    store: EventStore,
+    store: Storage,
     front: LogFront | None,
     observers: Observers,
     readiness: Readiness,
@@ -260,7 +260,7 @@ class App:
         self.application = Router(services, metrics)
 
     async def open(self, *, create: bool = True, patient: bool = False) -> None:
-        """Open the storage. See :meth:`engage.api.EventStore.open`.
+        """Open the storage. See :meth:`engage.store.facade.Storage.open`.
 
         With a log, the log is opened, and the storage in the background.
 

@@ -7,10 +7,10 @@ import abc
 import dataclasses
 from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from engage.api.storage import EventStore
+    pass
 
 __all__ = ["Backup", "BackupStore", "OnBytes"]
 
@@ -58,7 +58,7 @@ class BackupStore(abc.ABC):
         self,
         source: Path,
         *,
-        prepare: Callable[[EventStore, Backup], Awaitable[None]],
+        prepare: Callable[[Any, Backup], Awaitable[None]],
         on_bytes: OnBytes,
     ) -> Backup:
         """Make the store, which must not exist, of a file that :meth:`back_up` wrote.

@@ -20,10 +20,7 @@ from engage.api import (
     BudgetName,
     BudgetUse,
     ConfigError,
-    CountStore,
-    DeadLetterStore,
     EngageError,
-    EventStore,
     StorageMissing,
     StorageOutdated,
     StorageUnavailable,
@@ -45,6 +42,7 @@ from engage.keys.effective import EffectiveKeys, list_keys
 from engage.monitoring.history import EVENTS, HOUR
 from engage.pipeline.items import NOTICES
 from engage.registry import Registry
+from engage.store.facade import Storage
 from engage.upkeep.budgets import use_ratio
 from engage.upkeep.export import all_pages
 
@@ -224,7 +222,7 @@ async def _storage(
 ) -> tuple[Sequence[BudgetUse], EffectiveKeys, Sequence[str], Mapping[str, str]]:
     async with opened(registry, config) as store:
         await store.check()
-        uses = await store.budget_use() if isinstance(store, DeadLetterStore) else ()
+        uses = await store.budget_use()
         keys = await list_keys(store, config.workspaces)
         notices = await _notices(store)
         if config.log is not None:
@@ -234,10 +232,8 @@ async def _storage(
         return uses, keys, notices, store.versions()
 
 
-async def _notices(store: EventStore) -> list[str]:
+async def _notices(store: Storage) -> list[str]:
     """Return a line for each workspace with events that did not change all they should."""
-    if not isinstance(store, CountStore):
-        return []
     since = now() - DAY_MS
     read = functools.partial(store.counts, HOUR, since=since, until=MAX_TIME, names=(EVENTS,))
     found: Counter[tuple[str, str]] = Counter()

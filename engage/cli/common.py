@@ -17,11 +17,12 @@ from typing import IO, Any, Final, TypeVar
 
 import click
 
-from engage.api import MAX_TIME, ConfigError, EventStore, StorageMissing, render_time
+from engage.api import MAX_TIME, ConfigError, StorageMissing, render_time
 from engage.config import Config, load
 from engage.config.schema_check import SettingsError
 from engage.monitoring.visible import visible as safe
 from engage.registry import Registry, load_plugins
+from engage.store.facade import Storage
 from engage.upkeep.audit import Actor
 
 __all__ = [
@@ -255,7 +256,7 @@ def registry_of(ctx: click.Context, config: Config | None) -> Registry:
 @contextlib.asynccontextmanager
 async def opened(
     registry: Registry, config: Config, *, create: bool = False
-) -> AsyncIterator[EventStore]:
+) -> AsyncIterator[Storage]:
     """Make the configured storage, open it, and close it at the end.
 
     A store that exists is opened as it is: only a server brings one of an earlier version up to
@@ -279,7 +280,7 @@ async def opened(
 
 
 def with_store(
-    ctx: click.Context, config: Config, work: Callable[[EventStore], Awaitable[Result]]
+    ctx: click.Context, config: Config, work: Callable[[Storage], Awaitable[Result]]
 ) -> Result:
     """Return what a function returns for the store of a config, which it gets opened."""
 

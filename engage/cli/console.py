@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from engage.api import ConfigError, EngageError, RecordStore
+from engage.api import ConfigError
 from engage.cli.common import config_option, now, opened, operator, registry_of
 from engage.config import Config, ConsoleConfig, load
+from engage.store.facade import Storage
 from engage.upkeep.audit import record_audit
 
 if TYPE_CHECKING:
@@ -108,13 +109,7 @@ def _settings(config: Config) -> ConsoleConfig:
 
 
 @contextlib.asynccontextmanager
-async def _records(registry: Registry, config: Config) -> AsyncIterator[RecordStore]:
+async def _records(registry: Registry, config: Config) -> AsyncIterator[Storage]:
     """Open the store, if its storage keeps records."""
     async with opened(registry, config) as store:
-        if not isinstance(store, RecordStore):
-            raise EngageError(
-                f"the storage {config.storage.backend} keeps no records, so links and sessions are"
-                " only in the memory of the console; restart the server in a terminal: it prints a"
-                " link"
-            )
         yield store

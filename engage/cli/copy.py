@@ -14,9 +14,7 @@ from engage.api import (
     Backup,
     BackupStore,
     EngageError,
-    EventStore,
     OnBytes,
-    RecordStore,
     StorageError,
 )
 from engage.cli.common import (
@@ -37,6 +35,7 @@ from engage.config import Config, load
 from engage.erasure.erase import repeat
 from engage.keys.changes import change_key
 from engage.registry import Registry
+from engage.store.facade import Storage
 from engage.upkeep import erasures
 from engage.upkeep.audit import record_audit
 from engage.upkeep.backups import LEFT_OUT, record_backup
@@ -128,8 +127,7 @@ def backup(ctx: click.Context, config_path: Path, target: Path) -> None:
 
 async def _record(registry: Registry, config: Config, made: Backup, target: str) -> None:
     async with opened(registry, config) as store:
-        if isinstance(store, RecordStore):
-            await record_backup(store, made, target, operator())
+        await record_backup(store, made, target, operator())
 
 
 @click.command(epilog="\b\nExample:\n  engage restore /backup/engage-2025-01-31.db")
@@ -155,14 +153,13 @@ def restore(ctx: click.Context, config_path: Path, erasures_file: Path | None, f
     erased, notes = erasures.read(path, config.erasures.key)
     counts: Mapping[str, int] = {}
 
-    async def prepare(restored: EventStore, made: Backup) -> None:
+    async def prepare(restored: Storage, made: Backup) -> None:
         nonlocal counts
         if erased:
             counts = await repeat(restored, config, erased, report=progress.say)
         await _disable_keys(restored, config, notes)
-        if isinstance(restored, RecordStore):
-            details = {"madeAt": shown_time(made.made_at), "events": made.events}
-            await record_audit(restored, operator(), "store-restored", details, now=now())
+        details = {"madeAt": shown_time(made.made_at), "events": made.events}
+        await record_audit(restored, operator(), "store-restored", details, now=now())
 
     with Progress("MiB") as progress:
         made = store.restore(file, prepare=prepare, on_bytes=_showing(progress))
@@ -204,9 +201,7 @@ def _described(made: Backup) -> str:
     return f"{plural(made.events, 'event')}, {made.size:,} bytes, as of {shown_time(made.made_at)}"
 
 
-async def _disable_keys(
-    store: EventStore, config: Config, notes: Iterable[erasures.KeyNote]
-) -> None:
+async def _disable_keys(store: Storage, config: Config, notes: Iterable[erasures.KeyNote]) -> None:
     """Disable again what was disabled since; see :class:`~engage.upkeep.erasures.KeyNote`."""
     for note in {(note.workspace, note.write_key): note for note in notes}.values():
         if note.state == "enabled":

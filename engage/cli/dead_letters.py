@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import click
 
-from engage.api import DeadLetter, EngageError, EventStore
+from engage.api import DeadLetter, EngageError
 from engage.cli.common import (
     config_option,
     load_chosen,
@@ -22,7 +22,6 @@ from engage.cli.common import (
     with_store,
 )
 from engage.cli.letters import (
-    kept,
     key_option,
     letter_of,
     letters_option,
@@ -32,6 +31,7 @@ from engage.cli.letters import (
 )
 from engage.cli.replays import check, replay
 from engage.errors import Problem
+from engage.store.facade import Storage
 from engage.upkeep.letter_groups import (
     LetterFilter,
     delete_letters,
@@ -85,11 +85,11 @@ def list_(
     config, workspace = load_chosen(config_path, workspace_id, reads_with=())
     wanted = LetterFilter(reason=reason, pointer=pointer, key=key)
 
-    async def read(store: EventStore) -> Sequence[tuple[str, ...]]:
+    async def read(store: Storage) -> Sequence[tuple[str, ...]]:
         if not groups:
-            found = await newest_letters(kept(store), workspace, wanted, limit=limit)
+            found = await newest_letters(store, workspace, wanted, limit=limit)
             return [_letter_row(letter) for letter in found]
-        grouped = await group_letters(kept(store), workspace)
+        grouped = await group_letters(store, workspace)
         if not grouped.complete:
             click.echo(f"engage: only {grouped.letters} letters were read", err=True)
         return [
@@ -127,7 +127,7 @@ def show(
     from engage.pipeline.replay import obstacle_of, text_of
 
     config, workspace = load_chosen(config_path, workspace_id, reads_with=())
-    letter = with_store(ctx, config, lambda store: letter_of(kept(store), workspace, letter_id))
+    letter = with_store(ctx, config, lambda store: letter_of(store, workspace, letter_id))
     if not item:
         fields: list[tuple[str, str | None]] = [
             ("id", letter.id),
@@ -183,12 +183,12 @@ def delete(
             raise click.UsageError("--all needs --yes when there is no terminal")
         click.confirm(f"Delete all matching dead letters of {workspace}?", abort=True, err=True)
 
-    async def run(store: EventStore) -> int:
+    async def run(store: Storage) -> int:
         if every:
-            count = await delete_letters(kept(store), workspace, wanted)
+            count = await delete_letters(store, workspace, wanted)
             details: dict[str, Any] = {"reason": reason, "pointer": pointer, "key": key}
         else:
-            count = await kept(store).remove(workspace, ids)
+            count = await store.remove(workspace, ids)
             details = {"letters": list(ids)}
         details = {"workspace": workspace, "count": count, **details}
         await record(store, "letters-deleted", details)

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 import click
 import orjson
 
-from engage.api import EngageError, EventStore
+from engage.api import EngageError
 from engage.cli.common import (
     address_option,
     config_option,
@@ -35,13 +35,13 @@ from engage.erasure.addresses import named_addresses
 from engage.erasure.erase import Receipt, erase_user, in_words, repeat
 from engage.erasure.person import (
     OtherVisitor,
-    erasable,
     export_person,
     other_addresses,
     other_visitors,
     person_of,
 )
 from engage.erasure.requests import Request, erasure_requests
+from engage.store.facade import Storage
 from engage.upkeep.erasures import Erasure, key_of, read
 
 __all__ = ["erase", "repeated"]
@@ -169,15 +169,15 @@ def user_(
 
 
 async def _preview(
-    store: EventStore, workspace: Workspace, user_id: str, whom: Mapping[str, Any]
+    store: Storage, workspace: Workspace, user_id: str, whom: Mapping[str, Any]
 ) -> tuple[list[str], bool]:
     """Return in words which ids and addresses an erasure would take, and whether there is anything.
 
     :param whom: arguments of :func:`~engage.erasure.person.person_of`.
     """
     person = await person_of(store, workspace, user_id, **whom)
-    others = await other_addresses(erasable(store), workspace, person)
-    left, addresses = await other_visitors(erasable(store), workspace, person), person.addresses
+    others = await other_addresses(store, workspace, person)
+    left, addresses = await other_visitors(store, workspace, person), person.addresses
     ids = [name for name in person.visitors if name not in addresses]
     everything = export_person(store, workspace, user_id, addresses, ids)
     async with contextlib.aclosing(everything) as lines:
@@ -238,7 +238,7 @@ def requests(ctx: click.Context, config_path: Path, workspace_id: str | None) ->
     config, workspace = load_chosen(config_path, workspace_id, reads_with=())
     names = registry_of(ctx, config).erasure_requests(config, workspace)
 
-    async def look(store: EventStore) -> Sequence[Request]:
+    async def look(store: Storage) -> Sequence[Request]:
         return [one async for one in erasure_requests(store, workspace, names)]
 
     rows = [

@@ -21,7 +21,7 @@ from typing import Final, Literal, get_args
 import click
 import orjson
 
-from engage.api import EVENT_TYPES, EngageError, EventStore, ForeignCursor
+from engage.api import EVENT_TYPES, EngageError, ForeignCursor
 from engage.cli.common import (
     CONFIG_FILE,
     address_option,
@@ -40,13 +40,13 @@ from engage.cli.progress import Progress
 from engage.config import Config, load
 from engage.erasure.addresses import named_addresses
 from engage.erasure.person import (
-    erasable,
     export_person,
     other_addresses,
     other_visitors,
     person_of,
 )
 from engage.registry import Registry
+from engage.store.facade import Storage
 from engage.upkeep.cursor_file import CursorFile
 from engage.upkeep.export import KINDS, PAGE, RecordKind, Selection
 from engage.upkeep.export import export as records
@@ -233,12 +233,12 @@ def _export_person(
     config, chosen = load_chosen(config_path, workspace_id, reads_with=())
     workspace = next(one for one in config.workspaces if one.id == chosen)
 
-    async def write(store: EventStore) -> bool:
+    async def write(store: Storage) -> bool:
         known, deliveries = False, Counter[str]()
         person = await person_of(store, workspace, *whom)
-        if left := ", ".join(await other_addresses(erasable(store), workspace, person)):
+        if left := ", ".join(await other_addresses(store, workspace, person)):
             say(f"addresses of this user that are left out: {left}; see --address")
-        for one in await other_visitors(erasable(store), workspace, person):
+        for one in await other_visitors(store, workspace, person):
             say(f"left out: the visitor {one.described()}; see --visitor")
         async for line in export_person(store, workspace, *whom, left_out=deliveries):
             sys.stdout.buffer.write((safe(line.decode()).encode() if terminal else line) + b"\n")

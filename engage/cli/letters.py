@@ -9,19 +9,15 @@ import click
 
 from engage.api import (
     EVENT_TYPES,
-    ConfigError,
     DeadLetter,
-    DeadLetterStore,
     EngageError,
-    EventStore,
-    RecordStore,
 )
 from engage.api.times import EVENT_TIMES
 from engage.cli.common import operator, workspace_option
+from engage.store.facade import Storage
 from engage.upkeep.audit import record_audit
 
 __all__ = [
-    "kept",
     "key_option",
     "letter_of",
     "letters_option",
@@ -65,17 +61,7 @@ set_option = click.option(
 key_option = click.option("--key", metavar="ID", help="Only letters of this write key.")
 
 
-def kept(store: object) -> DeadLetterStore:
-    """Return a store that keeps dead letters.
-
-    :raises ConfigError: if it does not.
-    """
-    if not isinstance(store, DeadLetterStore):
-        raise ConfigError("the storage does not keep dead letters")
-    return store
-
-
-async def letter_of(store: DeadLetterStore, workspace_id: str, letter_id: str) -> DeadLetter:
+async def letter_of(store: Storage, workspace_id: str, letter_id: str) -> DeadLetter:
     """Return a dead letter.
 
     :raises EngageError: if there is none with this id.
@@ -89,9 +75,8 @@ async def letter_of(store: DeadLetterStore, workspace_id: str, letter_id: str) -
     return letter
 
 
-async def record(store: EventStore | DeadLetterStore, action: str, details: Any) -> None:
-    """Record an action in the audit, if the storage keeps records."""
-    if isinstance(store, RecordStore):
-        from engage.pipeline.clock import Clock
+async def record(store: Storage, action: str, details: Any) -> None:
+    """Record an action in the audit."""
+    from engage.pipeline.clock import Clock
 
-        await record_audit(store, operator(), action, details, now=Clock()())
+    await record_audit(store, operator(), action, details, now=Clock()())

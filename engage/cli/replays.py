@@ -31,7 +31,6 @@ from engage.cli.common import (
     workspace_option,
 )
 from engage.cli.letters import (
-    kept,
     key_option,
     letter_of,
     letters_option,
@@ -97,7 +96,7 @@ def check(
         ):
             if letter_id is not None:
                 workspace = workspace_id or the_only(one.id for one in config.workspaces)
-                letter = await letter_of(kept(app.store), workspace, letter_id)
+                letter = await letter_of(app.store, workspace, letter_id)
                 return await app.replays.check(letter, text, new_id=new_id)
             found = await list_keys(app.store, config.workspaces) if there else None
             used = _used_key(config, found.keys if found else None, workspace_id, key)
@@ -169,7 +168,7 @@ async def _replay(
     from engage.pipeline.replay import audit_details
 
     async with _app(registry, config) as (app, _):
-        letter = await letter_of(kept(app.store), *place)
+        letter = await letter_of(app.store, *place)
         replayed = await app.replays.replay(letter, text, new_id=new_id, unverified=unverified)
         details = audit_details(letter, text, replayed)
         details |= {"unverified": True} if unverified else {}
@@ -193,7 +192,7 @@ async def _replay_all(
 
     async with _app(registry, config) as (app, _):
         replay = BulkReplay(
-            kept(app.store),
+            app.store,
             app.replays,
             workspace_id,
             wanted,

@@ -23,16 +23,12 @@ from engage.api import (
     DAY_MS,
     ConfigError,
     EngageError,
-    EventStore,
     Kind,
-    ProfileStore,
     StorageError,
     StorageUnavailable,
     Subject,
     SubscriptionChange,
-    SubscriptionStore,
     Suppression,
-    SuppressionStore,
     identifier_value,
 )
 from engage.cli.common import (
@@ -52,6 +48,7 @@ from engage.errors import ApiError, quote
 from engage.handlers.operations import PREFERENCES_PAGE
 from engage.keys.links import subscription_hash
 from engage.pipeline.subscriptions import CHOICES, Subscriptions
+from engage.store.facade import Storage
 from engage.upkeep.export import PAGE
 
 __all__ = ["subscription_link", "subscriptions"]
@@ -159,7 +156,7 @@ class _Import:
 
     def __init__(
         self,
-        store: EventStore,
+        store: Storage,
         config: Config,
         workspace_id: str,
         *,
@@ -169,9 +166,7 @@ class _Import:
         # Imported here, because most commands do not need them.
         from engage.pipeline.validate import Schemas
 
-        if not isinstance(store, SubscriptionStore):
-            raise EngageError("the configured storage does not store subscriptions")
-        self._store: SubscriptionStore = store
+        self._store: Storage = store
         self._schemas = Schemas.load()
         self._subscriptions = Subscriptions(
             config.workspaces,
@@ -243,12 +238,9 @@ class _Import:
             if not holds:  # A later choice, or a row that was imported before.
                 undone.add(change.id)
         objections, self._objections = self._objections, {}
-        if isinstance(self._store, SuppressionStore):
-            some = [
-                one for ids, found in objections.items() if not undone & {*ids} for one in found
-            ]
-            await self._store.suppress(some)
-            self._counts["objections"] += len(some)
+        some = [one for ids, found in objections.items() if not undone & {*ids} for one in found]
+        await self._store.suppress(some)
+        self._counts["objections"] += len(some)
 
 
 def _read(
@@ -443,8 +435,8 @@ def subscription_link(
 def _names_visitor(ctx: click.Context, config: Config, workspace_id: str, name: str) -> bool:
     """Return whether a visitor has an id, and no user; false if the store cannot be read."""
 
-    async def look(store: EventStore) -> bool:
-        if not isinstance(store, ProfileStore) or await store.profile(workspace_id, name):
+    async def look(store: Storage) -> bool:
+        if await store.profile(workspace_id, name):
             return False
         return await store.visitor(workspace_id, name) is not None
 

@@ -15,13 +15,9 @@ import click
 from engage.api import (
     ADDRESS_TRAITS,
     EngageError,
-    EventStore,
     Kind,
-    ProfileStore,
     Subject,
-    SubscriptionStore,
     Suppression,
-    SuppressionStore,
     identifier_value,
     suppressed_address,
 )
@@ -38,6 +34,7 @@ from engage.cli.common import (
 from engage.cli.letters import record
 from engage.config import Config, SubscriptionGroup
 from engage.erasure.addresses import named_addresses
+from engage.store.facade import Storage
 from engage.store.suppressions import hashed_address
 from engage.upkeep.export import PAGE, all_pages
 
@@ -83,11 +80,11 @@ def list_(
     """
     config, workspace = load_chosen(config_path, workspace_id, reads_with=("erasures",))
 
-    async def read(store: EventStore) -> Sequence[Suppression]:
+    async def read(store: Storage) -> Sequence[Suppression]:
         if addresses:
             return (await _find(store, config, workspace, channel, addresses))[:limit]
         found: list[Suppression] = []
-        async for one in all_pages(functools.partial(_kept(store).scan_suppressions, workspace)):
+        async for one in all_pages(functools.partial(store.scan_suppressions, workspace)):
             if not one.lifted and channel in (None, one.channel):
                 if len(found) == limit:
                     click.echo(f"engage: there are more than {limit}; see --limit", err=True)
@@ -134,10 +131,10 @@ def remove(
     """
     config, workspace = load_chosen(config_path, workspace_id)
 
-    async def lift(store: EventStore) -> Sequence[Suppression]:
+    async def lift(store: Storage) -> Sequence[Suppression]:
         found = await _find(store, config, workspace, channel, addresses)
         found = [one for one in found if reason in (None, one.reason)]
-        await _kept(store).suppress(
+        await store.suppress(
             [
                 # The time of a provider may be in the future.
                 dataclasses.replace(
@@ -199,11 +196,11 @@ def check(
                 f"engage: line {number}: {safe(text)!r} is no address of {channel}", err=True
             )
 
-    async def look(store: EventStore) -> None:
+    async def look(store: Storage) -> None:
         for start in range(0, len(addresses), PAGE):
             part = addresses[start : start + PAGE]
             pairs = _pairs(config, name, [channel], part)
-            found = await _kept(store).suppressions(name, pairs.keys())
+            found = await store.suppressions(name, pairs.keys())
             reasons = {
                 pairs[one.channel, one.address]: one.reason
                 for one in found
@@ -230,13 +227,11 @@ def _is_address(channel: str, text: str) -> bool:
 
 
 async def _unwanted(
-    store: EventStore, workspace: str, group: SubscriptionGroup, address: str
+    store: Storage, workspace: str, group: SubscriptionGroup, address: str
 ) -> str | None:
     """Return why the users and visitors who have an address do not want a group."""
     trait = ADDRESS_TRAITS[group.channel]
     value = identifier_value(trait, address) or ""
-    if not isinstance(store, ProfileStore) or not isinstance(store, SubscriptionStore):
-        raise EngageError("the configured storage does not store who has an address")
     read = functools.partial(store.holders, workspace, trait, value)
     holders = {one async for one in all_pages(read)}
     merged = await store.find_users(workspace, trait, [value])
@@ -247,15 +242,8 @@ async def _unwanted(
     return None if True in chosen or group.type == "opt_out" else "not subscribed"
 
 
-def _kept(store: EventStore) -> SuppressionStore:
-    """:raises EngageError: if the storage does not keep suppressions."""
-    if not isinstance(store, SuppressionStore):
-        raise EngageError("the configured storage does not store suppressions")
-    return store
-
-
 async def _find(
-    store: EventStore,
+    store: Storage,
     config: Config,
     workspace: str,
     channel: str | None,
@@ -265,7 +253,7 @@ async def _find(
     groups = [group for one in config.workspaces for group in one.subscription_groups]
     channels = [channel] if channel else {*ADDRESS_TRAITS, *(group.channel for group in groups)}
     pairs = _pairs(config, workspace, channels, addresses)
-    found = await _kept(store).suppressions(workspace, pairs.keys())
+    found = await store.suppressions(workspace, pairs.keys())
     return sorted(found, key=lambda one: (one.at, one.address, one.channel, one.group_id))
 
 

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 import click
 
-from engage.api import EVENT_TYPES, EngageError, EventStore
+from engage.api import EVENT_TYPES, EngageError
 from engage.cli.common import (
     config_option,
     discard_output,
@@ -22,6 +22,7 @@ from engage.cli.common import (
     with_store,
     workspace_option,
 )
+from engage.store.facade import Storage
 from engage.upkeep.export import render
 from engage.upkeep.live import RING, Live, Row, Wanted
 from engage.upkeep.time_limit import within as time_limit
@@ -107,9 +108,7 @@ def tail(
         discard_output()
 
 
-async def _follow(
-    store: EventStore, wanted: Sequence[Wanted], lines: int, *, as_json: bool
-) -> None:
+async def _follow(store: Storage, wanted: Sequence[Wanted], lines: int, *, as_json: bool) -> None:
     live = Live(store, _Reader(), keep_items=as_json)
     last, error = -1, None
     try:

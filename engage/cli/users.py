@@ -17,11 +17,8 @@ from engage.api import (
     EngageError,
     Event,
     EventFilter,
-    EventStore,
     Kind,
-    ProfileStore,
     Subject,
-    SubscriptionStore,
     UserProfile,
     VisitorProfile,
 )
@@ -36,6 +33,7 @@ from engage.cli.common import (
     workspace_option,
 )
 from engage.pipeline.operator import decide_link, remove_traits
+from engage.store.facade import Storage
 from engage.upkeep.export import render
 
 _workspace_option = workspace_option("The workspace of the user, if there are several.")
@@ -125,14 +123,11 @@ class _Known:
     events: Sequence[Event]
 
 
-async def _look_up(store: EventStore, workspace: str, name: str) -> _Known:
+async def _look_up(store: Storage, workspace: str, name: str) -> _Known:
     """Return what is known of a user or a visitor.
 
     :raises EngageError: if the storage has no profiles, or nothing is known of the id.
     """
-    if not isinstance(store, ProfileStore):
-        remedy = "`engage export events --user ID` prints the user's events"
-        raise EngageError(f"the storage does not store profiles; {remedy}")
     user, visitor = await store.profile(workspace, name), await store.visitor(workspace, name)
     linked = [await store.visitor(workspace, one) for one in (user.anonymous_ids if user else ())]
     wanted, kind = EventFilter(workspace_id=workspace, user_id=name), Kind.USER
@@ -140,8 +135,7 @@ async def _look_up(store: EventStore, workspace: str, name: str) -> _Known:
         wanted = EventFilter(workspace_id=workspace, begins=[(["anonymous_id"], name)])
         kind = Kind.VISITOR
     choices: Mapping[str, bool] = {}
-    if isinstance(store, SubscriptionStore):
-        choices = await store.state(workspace, Subject(kind, name))
+    choices = await store.state(workspace, Subject(kind, name))
     events: list[Event] = []
     cursor, end = None, time.monotonic() + _SEARCH_SECONDS
     while page := await store.recent(wanted, before=cursor, limit=_EVENTS - len(events)):

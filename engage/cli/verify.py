@@ -88,7 +88,6 @@ async def _verify(registry: Registry, config: Config) -> Report:
 def _document(report: Report, seconds: float) -> dict[str, object]:
     return {
         "checked": report.checked,
-        **({"notKept": report.not_kept} if report.not_kept else {}),
         "different": report.different,
         "differences": [{"what": what, "message": text} for what, text in report.differences],
         "unprovable": [
@@ -107,8 +106,6 @@ def _print(report: Report, seconds: float) -> None:
         numbers = {"checked": report.checked[what], "different": different}
         colour = "red" if different else None
         print_counts(what, {**numbers, "unprovable": unprovable}, colour=colour)
-    for what in report.not_kept:
-        click.echo(f"{what}: not kept" if sys.stdout.isatty() else f"{what}\tnot kept")
     for (what, reason), count in sorted(report.unprovable.items()):
         click.echo(f"engage: unprovable: {what}: {count:,}: {reason}", err=True)
     for what, message in report.differences:

@@ -19,7 +19,6 @@ import orjson
 from engage.api import (
     MAX_TIME,
     ConfigError,
-    DeadLetterStore,
     EngageError,
     Provider,
     ProviderFactory,
@@ -244,8 +243,6 @@ async def _retry(
     try:
         await app.open(create=False)
         store = app.store
-        if not isinstance(store, DeadLetterStore):
-            raise ConfigError("the storage does not keep dead letters")
         letters = [
             letter
             async for letter in all_pages(functools.partial(store.scan_dead_letters, workspace))

@@ -361,7 +361,7 @@ class ConsoleHandler(RequestHandler):
         entry_id: str | None = None,
         **details: Any,
     ) -> None:
-        """Record an action of the caller: in the log and, if the storage keeps records, in the
+        """Record an action of the caller: in the log and in the
         store.
 
         :param action: such as ``key-disabled``.
@@ -370,13 +370,9 @@ class ConsoleHandler(RequestHandler):
         :param details: small JSON values: ids, counts, never a secret or the text of an event.
         """
         actor = Actor(who=self.person or "", origin=origin or self.address)
-        records = self.console.records
-        if records is None:
-            _log.info("audit", extra={"who": actor.who, "from": actor.origin, "action": action})
-            return
-        now = self.console.now()
+        store, now = self.console.store, self.console.now()
         try:
-            written = record_audit(records, actor, action, details, now=now, entry_id=entry_id)
+            written = record_audit(store, actor, action, details, now=now, entry_id=entry_id)
             # Signing in does not wait for the pages that others have open.
             await self.console.reader.read(written, waits=not self.public)
         except StorageUnavailable:  # The action itself was carried out.

@@ -15,7 +15,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final
 
-from engage.api import ConfigError, RecordStore, StorageUnavailable
+from engage.api import ConfigError, StorageUnavailable
 from engage.app import build
 from engage.console.application import ConsoleServer, make_application
 from engage.console.data.reader import Reader
@@ -62,7 +62,7 @@ def make_console(
     config, settings = app.config, app.config.console
     assert settings is not None
     reader = Reader(config.storage.write_timeout, clock=clock)
-    records = app.store if isinstance(app.store, RecordStore) else None
+    records = app.store
     log = registry.make_log(config)
     lag: Lag | None = None
     if log is not None and config.log is not None:

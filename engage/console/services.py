@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from engage.api import RecordStore
 from engage.console.connections import Connections
 from engage.console.data.badge import Badge
 from engage.console.data.history import Overview, overview
@@ -22,7 +21,6 @@ from engage.http1.addresses import is_within
 from engage.upkeep.live import Live
 
 if TYPE_CHECKING:
-    from engage.api import EventStore
     from engage.app import App
     from engage.config import Config, ConsoleConfig
     from engage.console.data.erasing import Erasing
@@ -36,6 +34,7 @@ if TYPE_CHECKING:
     from engage.log.lag import Lag
     from engage.pipeline.bulk_replay import BulkReplay
     from engage.registry import Registry
+    from engage.store.facade import Storage
 
 __all__ = ["Console"]
 
@@ -110,8 +109,8 @@ class Console:
         """Begin the work in the background."""
         if self.lag is not None:
             await self.lag.start()
-        if not self.settings.read_only and self.records is not None:
-            work = expire_periodically(self.records, self.reader, self.clock)
+        if not self.settings.read_only:
+            work = expire_periodically(self.store, self.reader, self.clock)
             self.housekeeping = asyncio.create_task(work, name="housekeeping")
 
     async def close(self) -> None:
@@ -131,7 +130,7 @@ class Console:
     async def overview(
         self, workspace_id: str, span: str, bars: int | None = None
     ) -> Overview | None:
-        """Return the numbers of a workspace; ``None`` if the storage keeps no counters.
+        """Return the numbers of a workspace; ``None`` if the storage does not answer.
 
         :param span: a key of :data:`engage.console.data.history.RANGES`.
         :param bars: see :func:`engage.console.data.history.overview`.
@@ -150,12 +149,6 @@ class Console:
         return self.app.keys
 
     @property
-    def store(self) -> EventStore:
-        """The storage. Ask ``isinstance(store, CountStore)`` … for the optional interfaces."""
+    def store(self) -> Storage:
+        """The storage."""
         return self.app.store
-
-    @property
-    def records(self) -> RecordStore | None:
-        """The storage, if it keeps records."""
-        store = self.app.store
-        return store if isinstance(store, RecordStore) else None

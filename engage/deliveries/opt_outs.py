@@ -23,20 +23,17 @@ import orjson
 
 from engage.api import (
     ADDRESS_TRAITS,
-    EventStore,
     Kind,
     OptOut,
-    ProfileStore,
     Subject,
     SubscriptionChange,
-    SubscriptionStore,
     Suppression,
-    SuppressionStore,
     TranslatedEvent,
     suppressed_address,
 )
 from engage.deliveries.recipients import LOOKUP
 from engage.pipeline.normalise import parse_field
+from engage.store.facade import Storage
 from engage.upkeep.time_limit import within
 
 if TYPE_CHECKING:
@@ -67,12 +64,12 @@ class Effects:
 class OptOuts:
     """Applies the reports of deliveries.
 
-    :param store: a :class:`SubscriptionStore` and :class:`SuppressionStore` if a workspace has an
+    :param store: a :class:`Storage` and :class:`Storage` if a workspace has an
         action, which is checked when the server starts.
     :param timeout: seconds that a storage call may take.
     """
 
-    def __init__(self, workspaces: Iterable[Workspace], store: EventStore, timeout: float) -> None:
+    def __init__(self, workspaces: Iterable[Workspace], store: Storage, timeout: float) -> None:
         self._workspaces = {workspace.id: workspace for workspace in workspaces}
         self._store = store
         self._timeout = timeout
@@ -107,10 +104,8 @@ class OptOuts:
                 effects(workspace, provider, event, at, found, owned)
             async with within(self._timeout):
                 if found.changes:
-                    assert isinstance(store, SubscriptionStore)
                     await store.apply_all(found.changes)
                 if found.suppressions:
-                    assert isinstance(store, SuppressionStore)
                     await store.suppress(found.suppressions)
             applied += len(found.changes) + len(found.suppressions)
         return applied
@@ -136,14 +131,12 @@ class OptOuts:
 
 
 async def owned_addresses(
-    store: EventStore, workspace_id: str, events: Sequence[TranslatedEvent]
+    store: Storage, workspace_id: str, events: Sequence[TranslatedEvent]
 ) -> Owned:
     """Return the addresses of the users whose ids came with reports.
 
     :raises StorageUnavailable: if they could not be read.
     """
-    if not isinstance(store, ProfileStore):
-        return {}
     asked: dict[str, set[str]] = {}
     for event in events:
         for opt_out in event.opt_outs:

@@ -3,7 +3,7 @@
 
 It is the user with that e-mail address or phone number, or with another trait that the provider
 looks users up by (:attr:`engage.api.Provider.identifiers`). If several users have it, it is the one
-with the oldest claim (see :meth:`ProfileStore.find_users`): a user that an attacker
+with the oldest claim (see :meth:`Storage.find_users`): a user that an attacker
 makes with a person's address does not get that person's deliveries. If no user has it, it is the
 visitor with the oldest claim. Otherwise the address itself becomes the anonymous id, or the
 provider names the user id.
@@ -26,12 +26,11 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 from engage.api import (
-    EventStore,
-    ProfileStore,
     TranslatedEvent,
     identifier_value,
 )
 from engage.pipeline.normalise import engage_mark
+from engage.store.facade import Storage
 from engage.upkeep.time_limit import within
 
 __all__ = ["Recipients", "is_looked_up", "without_lookup"]
@@ -52,10 +51,10 @@ class Recipients:
     :param timeout: seconds that a storage call may take.
     """
 
-    def __init__(self, store: EventStore, timeout: float) -> None:
+    def __init__(self, store: Storage, timeout: float) -> None:
         #: Where users are looked up.
         self.store = store
-        self._profiles = store if isinstance(store, ProfileStore) else None
+        self._profiles = store
         self._timeout = timeout
 
     async def identify(

@@ -21,27 +21,21 @@ import orjson
 
 from engage.api import (
     ADDRESS_TRAITS,
-    DeadLetterStore,
     EngageError,
     Event,
     EventFilter,
-    EventStore,
     Kind,
     StorageError,
-    SubscriptionStore,
     Suppression,
-    SuppressionStore,
     render_time,
 )
 from engage.config import Config, Workspace
 from engage.erasure.person import (
-    Erasable,
     OtherVisitor,
     Person,
     addresses_in_letter,
     addresses_of,
     audit_of,
-    erasable,
     events_of,
     letters_of,
     other_addresses,
@@ -54,6 +48,7 @@ from engage.erasure.requests import noted_requests, request_notes
 from engage.pipeline.conflicts import mark_of
 from engage.pipeline.operator import decide_link
 from engage.pipeline.subscriptions import OBJECTION
+from engage.store.facade import Storage
 from engage.store.keys import hash_of
 from engage.store.suppressions import hashed_address
 from engage.upkeep.audit import Actor, record_audit
@@ -101,7 +96,7 @@ class Receipt:
     known: bool
     counts: Mapping[str, int]
     seconds: float
-    #: Whether nothing can be left in the files of the store; see :meth:`ErasureStore.settle`.
+    #: Whether nothing can be left in the files of the store; see :meth:`Storage.settle`.
     overwritten: bool
     #: The addresses that were taken, and those of the person that stay.
     addresses: Sequence[str] = ()
@@ -132,14 +127,13 @@ def in_words(error: EngageError) -> str:
     return f"nothing was erased: {error}"
 
 
-def obstacle(store: EventStore, config: Config) -> str | None:
+def obstacle(store: Storage, config: Config) -> str | None:
     """Return in one line why nobody can be erased; ``None``: nothing prevents it.
 
     :param store: it need not be open.
     """
     path = erasures_path(config)
     try:
-        erasable(store)
         read(path, key_of(config))
         check_writable(path)
     except EngageError as error:
@@ -148,7 +142,7 @@ def obstacle(store: EventStore, config: Config) -> str | None:
 
 
 async def erase_user(
-    store: EventStore,
+    store: Storage,
     config: Config,
     workspace_id: str,
     user_id: str,
@@ -171,7 +165,7 @@ async def erase_user(
         erasures cannot be written, or has hashes of another key: nothing is erased then.
     :raises StorageUnavailable: if the store failed; calling it again goes on.
     """
-    key, known = key_of(config), erasable(store)
+    key, known = key_of(config), store
     read(erasures_path(config), key)  # A restore would refuse a file with hashes of two keys.
     user = hash_of(key, workspace_id, user_id)
     began, at = time.monotonic(), _now()
@@ -227,7 +221,7 @@ async def erase_user(
 
 
 async def repeat(
-    store: EventStore,
+    store: Storage,
     config: Config,
     erasures: Sequence[Erasure],
     *,
@@ -241,7 +235,7 @@ async def repeat(
     :raises EngageError: as :func:`erase_user`; ``ErasuresFileError`` if the file of this config
         cannot be read or written.
     """
-    key, known = key_of(config), erasable(store)
+    key, known = key_of(config), store
     todo = [one for one in erasures if not await is_done(known, one)]
     path = erasures_path(config)
     there = set(read(path, key)[0])
@@ -286,7 +280,7 @@ def _now() -> int:
 
 # ---------------------------------------------------------------------------------------- matching
 async def _matching(
-    store: Erasable, key: str, erasures: Iterable[Erasure], report: Report
+    store: Storage, key: str, erasures: Iterable[Erasure], report: Report
 ) -> list[Person]:
     """Return whom erasures mean, one for each workspace that has any of them."""
     times = newest(erasures)
@@ -313,7 +307,7 @@ async def _matching(
     ]
 
 
-async def _ids(store: Erasable) -> AsyncIterator[tuple[str, str | None, str | None]]:
+async def _ids(store: Storage) -> AsyncIterator[tuple[str, str | None, str | None]]:
     """Yield all ids in a store, each any number of times: workspace, user id, anonymous id."""
     async for user in all_pages(functools.partial(store.scan_users, None)):
         yield user.workspace_id, user.user_id, None
@@ -321,27 +315,24 @@ async def _ids(store: Erasable) -> AsyncIterator[tuple[str, str | None, str | No
         yield visitor.workspace_id, None, visitor.anonymous_id
     async for note, request in request_notes(store, None):
         yield note.workspace_id, request.user_id, None
-    if isinstance(store, SubscriptionStore):
-        async for choice in all_pages(functools.partial(store.scan_subscriptions, None)):
-            yield choice.workspace_id, choice.user_id, choice.anonymous_id
-        async for record in all_pages(functools.partial(store.history, None, None)):
-            yield record.workspace_id, record.user_id, record.anonymous_id
-    if isinstance(store, SuppressionStore):
-        async for one in all_pages(functools.partial(store.scan_suppressions, None)):
-            trait = ADDRESS_TRAITS.get(one.channel, "phone")
-            yield one.workspace_id, None, f"{trait}:{one.address}"
-    if isinstance(store, DeadLetterStore):
-        async for letter in all_pages(functools.partial(store.scan_dead_letters, None)):
-            yield letter.workspace_id, letter.user_id, letter.anonymous_id
-            for address in addresses_in_letter(letter):
-                yield letter.workspace_id, None, address
+    async for choice in all_pages(functools.partial(store.scan_subscriptions, None)):
+        yield choice.workspace_id, choice.user_id, choice.anonymous_id
+    async for record in all_pages(functools.partial(store.history, None, None)):
+        yield record.workspace_id, record.user_id, record.anonymous_id
+    async for one in all_pages(functools.partial(store.scan_suppressions, None)):
+        trait = ADDRESS_TRAITS.get(one.channel, "phone")
+        yield one.workspace_id, None, f"{trait}:{one.address}"
+    async for letter in all_pages(functools.partial(store.scan_dead_letters, None)):
+        yield letter.workspace_id, letter.user_id, letter.anonymous_id
+        for address in addresses_in_letter(letter):
+            yield letter.workspace_id, None, address
     async for event in all_pages(functools.partial(store.scan, EventFilter())):
         yield event.workspace_id, event.user_id, event.anonymous_id
 
 
 # ----------------------------------------------------------------------------------------- erasing
 async def _carry_out(
-    store: Erasable,
+    store: Storage,
     config: Config,
     person: Person,
     report: Report,
@@ -351,7 +342,7 @@ async def _carry_out(
 
     :param copies: visitors of the person whose choices are no objections: those of the user say
         more, and a link of the visitor may have made them.
-    :return: how much of each kind, and what :meth:`ErasureStore.settle` returned.
+    :return: how much of each kind, and what :meth:`Storage.settle` returned.
     """
     counts, workspace_id = Counter(dict.fromkeys(_COUNTED, 0)), person.workspace_id
     key = key_of(config)
@@ -369,10 +360,9 @@ async def _carry_out(
     report("searching events", 0)
     if person.visitors:
         await erase_events(dataclasses.replace(person, users={}))
-    if isinstance(store, DeadLetterStore):
-        letters = [one.id async for one in letters_of(store, person)]
-        for start in range(0, len(letters), PAGE):
-            counts["deadLetters"] += await store.remove(workspace_id, letters[start : start + PAGE])
+    letters = [one.id async for one in letters_of(store, person)]
+    for start in range(0, len(letters), PAGE):
+        counts["deadLetters"] += await store.remove(workspace_id, letters[start : start + PAGE])
     counts["auditEntries"] = await _hide_in_audit(store, key, person, addresses)
     counts["suppressions"] = await _hash_addresses(store, key, workspace_id, addresses)
     for record in await noted_requests(store, workspace_id, person.users):
@@ -423,7 +413,7 @@ async def _parts(events: AsyncIterator[Event]) -> AsyncIterator[list[Event]]:
         yield part
 
 
-async def _keep_apart(store: Erasable, person: Person, anonymous_id: str, before: int) -> int:
+async def _keep_apart(store: Storage, person: Person, anonymous_id: str, before: int) -> int:
     """Undo the links of an erased visitor to other users: the next one would inherit it. Return how
     many."""
     undone = 0
@@ -442,10 +432,10 @@ async def _keep_apart(store: Erasable, person: Person, anonymous_id: str, before
 
 
 async def _hash_addresses(
-    store: Erasable, key: str, workspace_id: str, addresses: set[tuple[str, str]]
+    store: Storage, key: str, workspace_id: str, addresses: set[tuple[str, str]]
 ) -> int:
     """Keep suppressions of addresses under hashes, so that nothing is sent to them either."""
-    if not isinstance(store, SuppressionStore) or not addresses:
+    if not addresses:
         return 0
     found = await store.suppressions(workspace_id, sorted(addresses))
     await store.suppress(
@@ -463,12 +453,10 @@ async def _hash_addresses(
 
 
 async def _keep_objections(
-    store: Erasable, config: Config, person: Person, addresses: set[tuple[str, str]]
+    store: Storage, config: Config, person: Person, addresses: set[tuple[str, str]]
 ) -> None:
     """Suppress the hashes of the addresses for the groups from which the person unsubscribed, so
     that a later import writes to nobody who objected."""
-    if not isinstance(store, SubscriptionStore) or not isinstance(store, SuppressionStore):
-        return
     workspace = next((one for one in config.workspaces if one.id == person.workspace_id), None)
     channels = {one.id: one.channel for one in workspace.subscription_groups} if workspace else {}
     states = [await store.state(person.workspace_id, one) for one in subjects_of(person)]
@@ -492,7 +480,7 @@ async def _keep_objections(
 
 
 async def _hide_in_audit(
-    store: Erasable, key: str, person: Person, addresses: set[tuple[str, str]]
+    store: Storage, key: str, person: Person, addresses: set[tuple[str, str]]
 ) -> int:
     """Replace ids and addresses in the audit by their hashes, and return in how many entries."""
     hidden = 0

@@ -18,7 +18,6 @@ from engage.api import (
     TRUSTED,
     Event,
     EventFilter,
-    EventStore,
     Kind,
     Link,
     LinkDecision,
@@ -33,6 +32,7 @@ from engage.api import (
 from engage.config import Workspace
 from engage.keys.effective import list_keys
 from engage.pipeline.normalise import engage_mark
+from engage.store.facade import Storage
 from engage.upkeep.export import all_pages
 
 __all__ = ["ADDRESSES", "Own", "found_address", "own_events"]
@@ -59,7 +59,7 @@ class Own(NamedTuple):
 
 
 async def own_events(
-    store: EventStore,
+    store: Storage,
     workspace: Workspace,
     user_id: str,
     addresses: Collection[str] | None = None,

@@ -27,20 +27,13 @@ from engage.api import (
     OPERATOR_ORIGIN,
     RECIPIENT_PREFIXES,
     DeadLetter,
-    DeadLetterStore,
     EngageError,
-    ErasureStore,
     Event,
     EventFilter,
-    EventStore,
     Kind,
     Membership,
-    ProfileStore,
     Record,
-    RecordStore,
     Subject,
-    SubscriptionStore,
-    SuppressionStore,
     Traits,
     UserProfile,
     changes_of,
@@ -51,17 +44,16 @@ from engage.config import Workspace
 from engage.erasure.addresses import addresses_in
 from engage.erasure.own_events import ADDRESSES, Own, found_address, own_events
 from engage.erasure.requests import noted_requests
+from engage.store.facade import Storage
 from engage.upkeep.audit import AUDIT, read_entry
 from engage.upkeep.export import MAX_PAGE, RecordKind, all_pages, as_line, render
 
 __all__ = [
-    "Erasable",
     "OtherVisitor",
     "Person",
     "addresses_in_letter",
     "addresses_of",
     "audit_of",
-    "erasable",
     "events_of",
     "export_person",
     "letters_of",
@@ -71,20 +63,6 @@ __all__ = [
     "subjects_of",
     "visitors_of",
 ]
-
-
-class Erasable(ErasureStore, ProfileStore, RecordStore, EventStore):
-    """A storage from which a person can be erased."""
-
-
-def erasable(store: EventStore) -> Erasable:
-    """Return the store.
-
-    :raises EngageError: if its storage does not have all interfaces.
-    """
-    if not all(isinstance(store, one) for one in (ErasureStore, ProfileStore, RecordStore)):
-        raise EngageError("the configured storage cannot erase people")
-    return store  # type: ignore[return-value]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +140,7 @@ class OtherVisitor:
 
 
 async def visitors_of(
-    store: Erasable, workspace: Workspace, user_id: str, own: Own | None = None
+    store: Storage, workspace: Workspace, user_id: str, own: Own | None = None
 ) -> set[str]:
     """Return the anonymous ids that surely are a user's: those that a server key or an operator
     linked to it, and to no other user before. What else links them may be anyone's claim.
@@ -183,7 +161,7 @@ async def visitors_of(
 
 
 async def other_visitors(
-    store: Erasable,
+    store: Storage,
     workspace: Workspace,
     person: Person,
     *,
@@ -223,9 +201,7 @@ async def other_visitors(
     for name in sorted(names):
         profile, known = await store.visitor(workspace.id, name), times[name]
         seen = [*known, *([] if profile is None else [profile.created_at, profile.updated_at])]
-        chose = isinstance(store, SubscriptionStore) and await store.state(
-            workspace.id, Subject(Kind.VISITOR, name)
-        )
+        chose = await store.state(workspace.id, Subject(Kind.VISITOR, name))
         if seen or chose or (name in linked and not counted):
             found.append(
                 OtherVisitor(
@@ -265,7 +241,7 @@ def addresses_of(workspace: Workspace, person: Person) -> set[tuple[str, str]]:
     }
 
 
-async def other_addresses(store: Erasable, workspace: Workspace, person: Person) -> dict[str, bool]:
+async def other_addresses(store: Storage, workspace: Workspace, person: Person) -> dict[str, bool]:
     """Return the addresses that the profiles of a person have beside those of the person, with
     whether other users have each."""
     found: dict[str, bool] = {}
@@ -284,7 +260,7 @@ async def other_addresses(store: Erasable, workspace: Workspace, person: Person)
 
 
 async def events_of(
-    store: EventStore, person: Person, *, since: int | None = None
+    store: Storage, person: Person, *, since: int | None = None
 ) -> AsyncIterator[Event]:
     """Yield the events that have an id of the person, whenever they were received.
 
@@ -301,11 +277,9 @@ async def events_of(
             yield event
 
 
-async def letters_of(store: EventStore, person: Person) -> AsyncIterator[DeadLetter]:
+async def letters_of(store: Storage, person: Person) -> AsyncIterator[DeadLetter]:
     """Yield the dead letters of the person: those with an id, and those that name no user and have
     an address of the person."""
-    if not isinstance(store, DeadLetterStore):
-        return
     named = {name: person.visitors[name] for name in person.addresses}
     read = functools.partial(store.scan_dead_letters, person.workspace_id)
     async for letter in all_pages(read):
@@ -326,7 +300,7 @@ def addresses_in_letter(letter: DeadLetter) -> Iterator[str]:
 
 
 async def audit_of(
-    store: Erasable, person: Person, addresses: set[tuple[str, str]]
+    store: Storage, person: Person, addresses: set[tuple[str, str]]
 ) -> AsyncIterator[tuple[Record, list[str]]]:
     """Yield the records of the audit that have an id or an address of the person, with the names of
     the details that have one."""
@@ -344,7 +318,7 @@ async def audit_of(
 
 
 async def person_of(
-    store: EventStore,
+    store: Storage,
     workspace: Workspace,
     user_id: str,
     addresses: Collection[str] = (),
@@ -361,7 +335,7 @@ async def person_of(
     :raises EngageError: if the storage cannot tell what belongs to a person, or if an anonymous id
         is an address.
     """
-    known = erasable(store)
+    known = store
     for name in visitors:
         if name.startswith(RECIPIENT_PREFIXES):
             raise EngageError(f"{name!r} is no visitor but an address: name the address")
@@ -404,7 +378,7 @@ class _LeftOut:
         }
 
 
-async def _left_out(store: EventStore, person: Person) -> _LeftOut:
+async def _left_out(store: Storage, person: Person) -> _LeftOut:
     left = _LeftOut()
     async for event in events_of(store, person):
         address = found_address(event.origin, event.body)
@@ -419,7 +393,7 @@ async def _left_out(store: EventStore, person: Person) -> _LeftOut:
 
 
 async def _profile(
-    store: Erasable, workspace: Workspace, person: Person, left: _LeftOut | None = None
+    store: Storage, workspace: Workspace, person: Person, left: _LeftOut | None = None
 ) -> UserProfile | None:
     """Return the user of a person without what it has of visitors that are not the person's.
 
@@ -454,7 +428,7 @@ async def _profile(
 
 
 async def export_person(
-    store: EventStore,
+    store: Storage,
     workspace: Workspace,
     user_id: str,
     addresses: Collection[str] = (),
@@ -473,7 +447,7 @@ async def export_person(
     :raises EngageError: if the storage cannot tell what belongs to a person.
     :raises StorageUnavailable: if the store cannot be read.
     """
-    known, left_out = erasable(store), Counter() if left_out is None else left_out
+    known, left_out = store, Counter() if left_out is None else left_out
     person = await person_of(known, workspace, user_id, addresses, visitors)
 
     def is_left_out(origin: str, body: bytes) -> bool:
@@ -494,19 +468,17 @@ async def export_person(
             groups = sorted({*visitor.groups} - left.groups)
             yield _line("visitors", dataclasses.replace(visitor, traits=traits, groups=groups))
     subjects = subjects_of(person)
-    if isinstance(store, SubscriptionStore):
-        async for choice in all_pages(functools.partial(store.scan_subscriptions, workspace.id)):
-            if choice.subject in subjects:
-                yield _line("subscriptions", choice)
-        for subject in subjects:
-            read = functools.partial(store.history, workspace.id, subject)
-            async for change in all_pages(read):
-                yield _line("subscription-history", change)
+    async for choice in all_pages(functools.partial(store.scan_subscriptions, workspace.id)):
+        if choice.subject in subjects:
+            yield _line("subscriptions", choice)
+    for subject in subjects:
+        read = functools.partial(store.history, workspace.id, subject)
+        async for change in all_pages(read):
+            yield _line("subscription-history", change)
     suppressed = addresses_of(workspace, person)
-    if isinstance(store, SuppressionStore):
-        async for one in all_pages(functools.partial(store.scan_suppressions, workspace.id)):
-            if (one.channel, one.address) in suppressed:  # Also one that was lifted.
-                yield _line("suppressions", one)
+    async for one in all_pages(functools.partial(store.scan_suppressions, workspace.id)):
+        if (one.channel, one.address) in suppressed:  # Also one that was lifted.
+            yield _line("suppressions", one)
     async for letter in letters_of(store, person):
         if letter.reason != CONFLICT or not is_left_out(letter.origin, letter.item):
             yield _line("dead-letters", letter)

@@ -15,7 +15,8 @@ from typing import Final
 
 import orjson
 
-from engage.api import EventFilter, EventStore, Record, RecordStore, identifier_value
+from engage.api import EventFilter, Record, identifier_value
+from engage.store.facade import Storage
 from engage.upkeep.export import all_pages
 
 __all__ = ["Request", "erasure_requests", "note_requests", "noted_requests", "request_notes"]
@@ -37,15 +38,13 @@ class Request:
 
 
 async def note_requests(
-    store: EventStore, workspace_id: str, provider: str, user_ids: Sequence[str], *, now: int
+    store: Storage, workspace_id: str, provider: str, user_ids: Sequence[str], *, now: int
 ) -> None:
     """Note that these users are to be erased; a user whom the provider named before is noted once.
 
     :param now: milliseconds since 1970 UTC.
     :raises StorageUnavailable: if this may not be durable.
     """
-    if not isinstance(store, RecordStore):
-        return
     for user_id in user_ids:
         if identifier_value("id", user_id) is None:
             continue  # No user has it.
@@ -57,7 +56,7 @@ async def note_requests(
 
 
 async def noted_requests(
-    store: RecordStore, workspace_id: str, users: Mapping[str, int]
+    store: Storage, workspace_id: str, users: Mapping[str, int]
 ) -> list[Record]:
     """Return the notes about users.
 
@@ -71,15 +70,14 @@ async def noted_requests(
 
 
 async def erasure_requests(
-    store: EventStore, workspace_id: str, names: Sequence[tuple[str, str]]
+    store: Storage, workspace_id: str, names: Sequence[tuple[str, str]]
 ) -> AsyncIterator[Request]:
     """Yield the requests that are left: an erasure of the user removes them.
 
     :param names: see :meth:`engage.registry.Registry.erasure_requests`.
     """
-    if isinstance(store, RecordStore):
-        async for _, request in request_notes(store, workspace_id):
-            yield request
+    async for _, request in request_notes(store, workspace_id):
+        yield request
     for origin, name in names:
         wanted = EventFilter(workspace_id=workspace_id, origin=origin, name=name)
         async for event in all_pages(functools.partial(store.scan, wanted)):
@@ -93,7 +91,7 @@ async def erasure_requests(
 
 
 async def request_notes(
-    store: RecordStore, workspace_id: str | None
+    store: Storage, workspace_id: str | None
 ) -> AsyncIterator[tuple[Record, Request]]:
     """Yield the notes of a workspace, with what they say; ``None``: of all workspaces."""
     read = functools.partial(store.list_records, REQUEST, workspace_id)

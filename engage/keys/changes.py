@@ -17,11 +17,12 @@ from typing import Any, Final, Literal
 
 import orjson
 
-from engage.api import EngageError, EventStore, Record, RecordStore
+from engage.api import EngageError, Record
 from engage.config import Workspace, WriteKey, config_schema, key_problem
 from engage.config.schema_check import problems
 from engage.keys.effective import KEY, KEY_ID, OVERRIDE, Key, body_of, stored_key
 from engage.monitoring import logs
+from engage.store.facade import Storage
 from engage.upkeep.audit import Actor, record_audit
 from engage.upkeep.erasures import ErasuresFileError, KeyNote, append
 
@@ -46,7 +47,7 @@ class KeyChangedError(EngageError):
 
 
 async def create_key(
-    store: EventStore,
+    store: Storage,
     workspaces: Iterable[Workspace],
     workspace_id: str,
     key_id: str,
@@ -108,7 +109,7 @@ async def create_key(
 
 
 async def change_key(
-    store: EventStore,
+    store: Storage,
     workspaces: Iterable[Workspace],
     workspace_id: str,
     key_id: str,
@@ -127,7 +128,7 @@ async def change_key(
         the key again.
     :return: false if the key was in this state already.
     :raises KeyChangedError: if the key has another version; nothing is changed then.
-    :raises EngageError: if there is no such key, or the store keeps no records; if an archived key
+    :raises EngageError: if there is no such key; if an archived key
         would be enabled; or if the config file decides.
     :raises StorageUnavailable: if the change may not be durable.
     """
@@ -193,11 +194,7 @@ def _record(kind: str, workspace_id: str, key_id: str, body: Mapping[str, Any], 
     return Record(kind=kind, workspace_id=workspace_id, id=key_id, body=encoded, at=now)
 
 
-def _records(store: EventStore) -> RecordStore:
-    if not isinstance(store, RecordStore):
-        raise EngageError(
-            "the storage does not keep write keys; add them to the config file instead"
-        )
+def _records(store: Storage) -> Storage:
     return store
 
 

@@ -17,8 +17,9 @@ from typing import Any, Final, Literal
 import msgspec
 import orjson
 
-from engage.api import EngageError, EventStore, Record, RecordStore
+from engage.api import EngageError, Record
 from engage.config import Workspace, WriteKey, key_problem
+from engage.store.facade import Storage
 from engage.upkeep.export import all_pages
 
 __all__ = [
@@ -96,7 +97,7 @@ def is_possible_key(text: str) -> bool:
     return _KEY.fullmatch(text) is not None
 
 
-async def read_key_records(store: RecordStore) -> list[Record]:
+async def read_key_records(store: Storage) -> list[Record]:
     """Return the records from which :func:`effective_keys` computes the keys."""
     return [
         record
@@ -171,12 +172,12 @@ def effective_keys(workspaces: Iterable[Workspace], records: Iterable[Record]) -
     return EffectiveKeys(keys=keys, problems=problems, secrets=frozenset(masked - {""}))
 
 
-async def list_keys(store: EventStore, workspaces: Iterable[Workspace]) -> EffectiveKeys:
-    """Return the keys that count now; only those of the config if the store keeps no records.
+async def list_keys(store: Storage, workspaces: Iterable[Workspace]) -> EffectiveKeys:
+    """Return the keys that count now.
 
     :raises StorageUnavailable: if the store does not answer.
     """
-    records = await read_key_records(store) if isinstance(store, RecordStore) else ()
+    records = await read_key_records(store)
     return effective_keys(workspaces, records)
 
 

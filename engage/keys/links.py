@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from engage.api import EventStore, Kind, Page, ProfileStore, Subject, identifier_value
+from engage.api import Kind, Page, Subject, identifier_value
 from engage.config.secrets import fingerprint
 from engage.errors import Problem, from_problems, invalid_link, overloaded
+from engage.store.facade import Storage
 from engage.upkeep.time_limit import within
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def subscription_hash(
 class Links:
     """Verifies links.
 
-    :param store: a :class:`ProfileStore` finds users by their traits.
+    :param store: a :class:`Storage` finds users by their traits.
     :param clock: returns milliseconds since 1970 UTC.
     :param timeout: seconds that a call of the storage may take.
     :param catch_up: with a log, waits until everything is stored that is in it now: see
@@ -105,7 +106,7 @@ class Links:
     def __init__(
         self,
         workspaces: Mapping[str, Workspace],
-        store: EventStore,
+        store: Storage,
         *,
         clock: Callable[[], int],
         timeout: float,
@@ -240,8 +241,6 @@ class Links:
     async def _holders(self, form: _Form, value: str, after: str | None) -> Page[Subject]:
         """Return a page of the users and visitors who have a value, and after the last one a page
         of the users who have it by a visitor."""
-        if not isinstance(self._store, ProfileStore):
-            return Page((), None)
         workspace, trait, *_, names_visitor = form
         async with within(self._timeout):
             if after == "":

@@ -16,9 +16,10 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Final
 
-from engage.api import DAY_MS, CountStore, EventStore, StorageError
+from engage.api import DAY_MS, StorageError
 from engage.errors import ApiError
 from engage.monitoring.history import DAY, STORED, STORED_BYTES
+from engage.store.facade import Storage
 from engage.upkeep.export import all_pages
 from engage.upkeep.time_limit import within
 
@@ -41,7 +42,7 @@ Used = Mapping[tuple[str, str, str], int]
 class Quotas:
     """Follows what is stored, and refuses the keys that have used up a quota.
 
-    :param store: where the counters are; a :class:`~engage.api.CountStore`.
+    :param store: where the counters are.
     :param keys: returns the keys of all workspaces.
     :param clock: returns milliseconds since 1970 UTC.
     """
@@ -49,7 +50,7 @@ class Quotas:
     def __init__(
         self,
         config: Config,
-        store: EventStore,
+        store: Storage,
         keys: Callable[[], Collection[Key]],
         clock: Callable[[], int],
     ) -> None:
@@ -114,13 +115,11 @@ class Quotas:
             self._logged.add(reason)
 
 
-async def read_used(store: EventStore, now: int) -> Used:
+async def read_used(store: Storage, now: int) -> Used:
     """Return what was stored in the UTC day of a time, as all processes have counted it.
 
     :raises StorageUnavailable: if the counters cannot be read.
     """
-    if not isinstance(store, CountStore):
-        return {}
     since, names = now - now % DAY_MS, (STORED, STORED_BYTES)
     read = functools.partial(store.counts, DAY, since=since, until=since + DAY_MS, names=names)
     return {

@@ -28,7 +28,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from engage.api import EventStore, Record, RecordStore, StorageError, StorageUnavailable
+from engage.api import Record, StorageError, StorageUnavailable
 from engage.config import Workspace
 from engage.errors import overloaded, storage_unavailable
 from engage.keys.auth import Authenticator, UnknownKeyError
@@ -42,6 +42,7 @@ from engage.keys.effective import (
 )
 from engage.keys.rules import Rules
 from engage.monitoring import logs
+from engage.store.facade import Storage
 from engage.upkeep.time_limit import within
 
 __all__ = ["KeyTable"]
@@ -80,13 +81,13 @@ class KeyTable:
         self,
         workspaces: Sequence[Workspace],
         authenticator: Authenticator,
-        store: EventStore,
+        store: Storage,
         *,
         timeout: float,
     ) -> None:
         self._workspaces = workspaces
         self._authenticator = authenticator
-        self._store = store if isinstance(store, RecordStore) else None
+        self._store = store
         self._timeout = timeout
         self._records: Sequence[Record] | None = None
         self._versions: tuple[int, ...] = ()
@@ -196,7 +197,7 @@ class KeyTable:
             raise storage_unavailable()
 
     # ---------------------------------------------------------------------------------- internals
-    async def _follow(self, store: RecordStore) -> None:
+    async def _follow(self, store: Storage) -> None:
         time = asyncio.get_running_loop().time
         while True:
             await self._refresh(store)
@@ -207,7 +208,7 @@ class KeyTable:
                     await self._wanted.wait()
             await asyncio.sleep(max(0.0, self._began + GAP_SECONDS - time()))
 
-    async def _refresh(self, store: RecordStore) -> None:
+    async def _refresh(self, store: Storage) -> None:
         """Read the changes. Every failure is logged once, and the last table stays."""
         self._wanted.clear()
         waited, self._next = self._next, None
@@ -230,7 +231,7 @@ class KeyTable:
             _log.warning("the write keys in the store can be read again")
         self._failing = not succeeded
 
-    async def _read(self, store: RecordStore) -> None:
+    async def _read(self, store: Storage) -> None:
         # Before the records: a change in between is seen next time.
         versions = tuple([await store.records_version(kind) for kind in (KEY, OVERRIDE)])
         old = self._began - self._listed >= LIST_SECONDS

@@ -12,11 +12,12 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from engage.api import EventLog, EventStore, StorageError, StorageUnavailable
+from engage.api import EventLog, StorageError, StorageUnavailable
 from engage.log.catch_up import CatchUp
 from engage.log.ingest import LogIngest
 from engage.log.lag import Lag
 from engage.pipeline.ingest import REOPEN_PAUSE
+from engage.store.facade import Storage
 from engage.upkeep.readiness import Readiness
 
 if TYPE_CHECKING:
@@ -57,11 +58,11 @@ class LogFront:
         self._store: Readiness | None = None
         self._opening: asyncio.Task[None] | None = None
 
-    def make_ingest(self, store: EventStore, **options: Any) -> LogIngest:
+    def make_ingest(self, store: Storage, **options: Any) -> LogIngest:
         """Make what appends to the log. The parameters are those of :class:`LogIngest`."""
         return LogIngest(store, log=self.log, overdue=lambda: self.lag.overdue, **options)
 
-    def watch(self, store: EventStore, ingest: Ingest) -> None:
+    def watch(self, store: Storage, ingest: Ingest) -> None:
         """Report the state of a store in :meth:`state`.
 
         :param ingest: opens the store again if it does not answer in time: its connection may be

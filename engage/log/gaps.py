@@ -12,7 +12,8 @@ from typing import Final
 
 import orjson
 
-from engage.api import DAY_MS, EventStore, Record, RecordStore
+from engage.api import DAY_MS, Record
+from engage.store.facade import Storage
 
 __all__ = ["NAMED", "gap_record", "past_gaps"]
 
@@ -40,14 +41,12 @@ def gap_record(partition: int, expected: int, first: int, *, now: int) -> Record
     )
 
 
-async def past_gaps(store: EventStore, *, now: int) -> Sequence[str]:
+async def past_gaps(store: Storage, *, now: int) -> Sequence[str]:
     """Return the gaps that the loaders met in the last days, newest first, each in one line.
 
     :param now: milliseconds since 1970 UTC.
     :raises StorageUnavailable: if the store does not answer.
     """
-    if not isinstance(store, RecordStore):
-        return []
     page = await store.list_records(_KIND, limit=1000)
     recent = [one for one in page.items if one.at >= now - _SHOWN]
     lines = []

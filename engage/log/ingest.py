@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from engage.api import DeadLetter, DeadLetterStore, Event, EventLog, EventStore, Outcome, Status
+from engage.api import DeadLetter, Event, EventLog, Outcome, Status
 from engage.errors import far_behind
 from engage.log.appending import Appending
 from engage.pipeline.admission import QUEUE_WAIT, SUBSCRIPTIONS_SHARE, Admission, Admitted
 from engage.pipeline.ingest import Ingest, size_of_events, size_of_letters
+from engage.store.facade import Storage
 
 if TYPE_CHECKING:
     import asyncio
@@ -33,7 +34,7 @@ class LogIngest(Ingest):
 
     def __init__(
         self,
-        store: EventStore,
+        store: Storage,
         *,
         log: EventLog,
         overdue: Callable[[], bool] = lambda: False,
@@ -79,8 +80,6 @@ class LogIngest(Ingest):
 
         A letter of a large delivery can be larger than a record of the log.
         """
-        if not isinstance(self.store, DeadLetterStore):
-            return [False] * len(letters)
         outcomes = await self._appended_letters.submit(letters, size_of_letters(letters))
         kept = [outcome.status is Status.STORED for outcome in outcomes]
         refused = [index for index, durable in enumerate(kept) if not durable]

@@ -23,10 +23,8 @@ from engage.api import (
     DeadLetter,
     Event,
     EventLog,
-    EventStore,
     LogReader,
     ReadRecord,
-    RecordStore,
     StorageError,
     UnknownRecord,
     unpack,
@@ -41,6 +39,7 @@ from engage.pipeline.decode import text_too_deep
 from engage.pipeline.explain import STAMP
 from engage.pipeline.group_commit import GROUP_BYTES
 from engage.pipeline.normalise import weight_of
+from engage.store.facade import Storage
 from engage.upkeep.tombstones import Tombstones
 
 if TYPE_CHECKING:
@@ -96,7 +95,7 @@ class Loader:
     def __init__(
         self,
         log: EventLog,
-        store: EventStore,
+        store: Storage,
         ingest: Ingest,
         *,
         config: LogConfig,
@@ -327,7 +326,7 @@ class Loader:
             expected,
         )
         store = self._store
-        if not isinstance(store, RecordStore) or self._range is not None:
+        if self._range is not None:
             return
         record = gap_record(partition, expected, first, now=self._clock())
         await self.store_calls.call(lambda: store.put_record(record))

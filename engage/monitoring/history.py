@@ -32,8 +32,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 import engage
-from engage.api import DAY_MS, Count, CountStore
+from engage.api import DAY_MS, Count
 from engage.monitoring.metrics import EVENT_ROUTES
+from engage.store.facade import Storage
 
 if TYPE_CHECKING:
     from engage.monitoring.metrics import Metrics
@@ -152,7 +153,7 @@ class History:
             self._series = f"{self.process}-{now}"
         self._minute, self._hour, self._day = minute, hour, day
 
-    async def write_to(self, store: CountStore) -> None:
+    async def write_to(self, store: Storage) -> None:
         """Write the numbers that have changed since the last call.
 
         :raises StorageUnavailable: if it could not be written; the next call tries again.

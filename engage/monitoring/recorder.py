@@ -14,14 +14,12 @@ import orjson
 from engage.api import (
     DAY_MS,
     MAX_RECORD_BYTES,
-    CountStore,
-    EventStore,
     Record,
-    RecordStore,
     StorageError,
 )
 from engage.monitoring.history import DAY, HOUR, HOURS_KEPT, MINUTE, MINUTES_KEPT, History
 from engage.monitoring.refusals import Refusals
+from engage.store.facade import Storage
 
 __all__ = ["REFUSED_RECORD", "expire_history", "record_periodically"]
 
@@ -43,7 +41,7 @@ REFUSED_KEPT: Final = DAY_MS
 
 
 async def record_periodically(
-    store: EventStore,
+    store: Storage,
     history: History,
     clock: Callable[[], int],
     look: Callable[[History], Awaitable[None]] | None = None,
@@ -64,13 +62,13 @@ async def record_periodically(
             now = clock()
             minute = history.now // (MINUTE * 1000)
             history.turn(now)
-            if isinstance(store, RecordStore) and refusals.changes != written:
+            if refusals.changes != written:
                 changes = refusals.changes
                 with contextlib.suppress(StorageError):
                     await _write_refusals(store, history.process, refusals, now)
                     written = changes
             ended = now // (MINUTE * 1000) != minute
-            if isinstance(store, CountStore) and (ended or since_write >= WRITE_SECONDS):
+            if ended or since_write >= WRITE_SECONDS:
                 since_write = 0.0
                 with contextlib.suppress(StorageError):
                     await history.write_to(store)
@@ -81,17 +79,16 @@ async def record_periodically(
             since_write += pause
             await asyncio.sleep(pause)
     except asyncio.CancelledError:
-        if isinstance(store, CountStore):
-            history.turn(clock())
-            try:
-                async with asyncio.timeout(LAST_SECONDS):
-                    await history.write_to(store)
-            except (StorageError, TimeoutError):
-                _log.debug("the last seconds of the history could not be written")
+        history.turn(clock())
+        try:
+            async with asyncio.timeout(LAST_SECONDS):
+                await history.write_to(store)
+        except (StorageError, TimeoutError):
+            _log.debug("the last seconds of the history could not be written")
         raise
 
 
-async def _write_refusals(store: RecordStore, process: str, refusals: Refusals, now: int) -> None:
+async def _write_refusals(store: Storage, process: str, refusals: Refusals, now: int) -> None:
     entries = refusals.entries()
     while len(body := orjson.dumps({"rows": entries})) > MAX_RECORD_BYTES:
         entries.pop()  # the oldest
@@ -99,7 +96,7 @@ async def _write_refusals(store: RecordStore, process: str, refusals: Refusals, 
     await store.put_record(record)
 
 
-async def expire_history(store: EventStore, clock: Callable[[], int]) -> None:
+async def expire_history(store: Storage, clock: Callable[[], int]) -> None:
     """Delete numbers that are too old from the history, every ten minutes, until cancelled.
 
     :param clock: returns milliseconds since 1970 UTC.
@@ -107,13 +104,11 @@ async def expire_history(store: EventStore, clock: Callable[[], int]) -> None:
     while True:
         now = clock()
         try:
-            if isinstance(store, CountStore):
-                for step, kept in ((MINUTE, MINUTES_KEPT), (HOUR, HOURS_KEPT), (DAY, MINUTES_KEPT)):
-                    deleted = EXPIRE_ROWS
-                    while deleted == EXPIRE_ROWS:
-                        deleted = await store.expire_counts(step, now - kept, limit=EXPIRE_ROWS)
-            if isinstance(store, RecordStore):
-                await store.expire_records(REFUSED_RECORD, now - REFUSED_KEPT, limit=EXPIRE_ROWS)
+            for step, kept in ((MINUTE, MINUTES_KEPT), (HOUR, HOURS_KEPT), (DAY, MINUTES_KEPT)):
+                deleted = EXPIRE_ROWS
+                while deleted == EXPIRE_ROWS:
+                    deleted = await store.expire_counts(step, now - kept, limit=EXPIRE_ROWS)
+            await store.expire_records(REFUSED_RECORD, now - REFUSED_KEPT, limit=EXPIRE_ROWS)
         except StorageError as error:
             _log.debug("the history could not be expired: %s", error)
         await asyncio.sleep(EXPIRE_SECONDS)

@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from engage.api import DeadLetterStore, RecordStore, StorageUnavailable
+from engage.api import StorageUnavailable
+from engage.store.facade import Storage
 from engage.upkeep.audit import Actor, record_audit
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class BulkReplay:
 
     def __init__(
         self,
-        store: DeadLetterStore,
+        store: Storage,
         replays: Replays,
         workspace_id: str,
         wanted: LetterFilter,
@@ -116,10 +117,9 @@ class BulkReplay:
         except Exception:
             _log.exception("a replay of dead letters failed")
             self.state, self.message = "stopped", "an unexpected error; the log has it"
-        if isinstance(self._store, RecordStore):
-            now = self._clock()
-            details = self._details()
-            await record_audit(self._store, self.actor, "letters-replayed", details, now=now)
+        now = self._clock()
+        details = self._details()
+        await record_audit(self._store, self.actor, "letters-replayed", details, now=now)
 
     async def _replay(self) -> None:
         self.total = await self._count()

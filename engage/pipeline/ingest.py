@@ -20,9 +20,7 @@ from engage.api import (
     CONFLICT,
     BudgetName,
     DeadLetter,
-    DeadLetterStore,
     Event,
-    EventStore,
     Outcome,
     Status,
     StorageError,
@@ -30,6 +28,7 @@ from engage.api import (
 from engage.monitoring.throttle import Throttle
 from engage.pipeline.admission import QUEUE_WAIT, Admission
 from engage.pipeline.group_commit import GROUP_WEIGHT, PART_BYTES, GroupCommit
+from engage.store.facade import Storage
 from engage.upkeep.time_limit import within
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ class Ingest:
 
     def __init__(
         self,
-        store: EventStore,
+        store: Storage,
         *,
         limits: Limits,
         write_timeout: float,
@@ -185,8 +184,6 @@ class Ingest:
 
     async def put(self, letters: Sequence[DeadLetter]) -> Sequence[bool]:
         """Store dead letters as :meth:`keep` does, but count none of them."""
-        if not isinstance(self.store, DeadLetterStore):
-            return [False] * len(letters)
         return await _in_parts(self._letters, letters, _weigh_letters)
 
     def reopen(self) -> asyncio.Task[None]:
@@ -223,9 +220,7 @@ class Ingest:
             _log.warning(
                 "a dead letter is not kept: %s%s",
                 f"the {letter.budget} budget is full (limits.{_LIMITS[letter.budget]}),"
-                " or the storage failed with the letter"
-                if isinstance(self.store, DeadLetterStore)
-                else "the storage keeps no dead letters",
+                " or the storage failed with the letter",
                 more,
                 extra={"workspaceId": letter.workspace_id, "reason": letter.reason},
             )
@@ -248,7 +243,6 @@ class Ingest:
         self._metrics.write(seconds, len(events), self._events.queue.waiting)
 
     async def _keep(self, letters: Sequence[DeadLetter]) -> Sequence[bool]:
-        assert isinstance(self.store, DeadLetterStore)
         return await self.store.keep(letters)
 
     async def _recover(self) -> None:

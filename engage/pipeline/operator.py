@@ -16,9 +16,7 @@ from engage.api import (
     OPERATOR_ORIGIN,
     EngageError,
     Event,
-    EventStore,
     Kind,
-    ProfileStore,
     Status,
     StorageUnavailable,
     UserProfile,
@@ -26,18 +24,19 @@ from engage.api import (
     render_time,
 )
 from engage.pipeline.ids import uuid7
+from engage.store.facade import Storage
 
 __all__ = ["decide_link", "remove_traits"]
 
 
 async def remove_traits(
-    store: EventStore, workspace_id: str, kind: Kind, name: str, traits: Sequence[str], *, now: int
+    store: Storage, workspace_id: str, kind: Kind, name: str, traits: Sequence[str], *, now: int
 ) -> Sequence[str]:
     """Remove traits of a user or a visitor, and return those that it had.
 
     :param name: the user id or the anonymous id.
     :param now: milliseconds since 1970 UTC.
-    :raises EngageError: if the store keeps no profiles, or there is no such user or visitor.
+    :raises EngageError: if there is no such user or visitor.
     :raises StorageUnavailable: if the traits may not be removed.
     """
     before = await _profile(store, workspace_id, kind, name)
@@ -67,7 +66,7 @@ async def remove_traits(
 
 
 async def decide_link(
-    store: EventStore,
+    store: Storage,
     workspace_id: str,
     user_id: str,
     anonymous_id: str,
@@ -78,7 +77,7 @@ async def decide_link(
     """Undo the link of an anonymous id to a user for good, or restore it.
 
     :param now: milliseconds since 1970 UTC.
-    :raises EngageError: if the store keeps no profiles, there is no such user, the id is not
+    :raises EngageError: if there is no such user, the id is not
         linked to it, or it cannot be.
     :raises StorageUnavailable: if the decision may not be stored.
     """
@@ -102,10 +101,8 @@ async def decide_link(
 
 
 async def _profile(
-    store: EventStore, workspace_id: str, kind: Kind, name: str
+    store: Storage, workspace_id: str, kind: Kind, name: str
 ) -> UserProfile | VisitorProfile:
-    if not isinstance(store, ProfileStore):
-        raise EngageError("the storage does not store profiles")
     found = await (store.profile if kind is Kind.USER else store.visitor)(workspace_id, name)
     if found is None:
         raise EngageError(f"the workspace {workspace_id!r} has no {kind} {name!r}")
@@ -113,7 +110,7 @@ async def _profile(
 
 
 async def _write(
-    store: EventStore, workspace_id: str, fields: Mapping[str, Any], now: int, timestamp: int
+    store: Storage, workspace_id: str, fields: Mapping[str, Any], now: int, timestamp: int
 ) -> None:
     message_id = uuid7(now)
     document = {

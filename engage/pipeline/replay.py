@@ -39,7 +39,6 @@ from engage.api import (
     CONFLICT,
     ConfigError,
     DeadLetter,
-    DeadLetterStore,
     Event,
     Outcome,
     Status,
@@ -252,7 +251,6 @@ class Replays:
         settled = [one.letter_id for one in results if one.outcome != "failed"]
         if settled:
             store = self._ingest.store
-            assert isinstance(store, DeadLetterStore)
             async with within(self._ingest.timeout):
                 await store.remove(wanted[0][0].workspace_id, settled)
         return results

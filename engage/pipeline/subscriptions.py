@@ -26,16 +26,12 @@ import orjson
 from engage.api import (
     ADDRESS_TRAITS,
     DAY_MS,
-    EventStore,
     Kind,
     PayloadInvalid,
     Preferences,
-    ProfileStore,
     Subject,
     SubscriptionChange,
-    SubscriptionStore,
     Suppression,
-    SuppressionStore,
     identifier_value,
     suppressed_address,
 )
@@ -44,7 +40,6 @@ from engage.errors import (
     ApiError,
     Problem,
     from_problems,
-    invalid_link,
     link_expired,
     pointer,
     quote,
@@ -52,6 +47,7 @@ from engage.errors import (
 from engage.keys.links import BY_ID, STEP, Links, Person
 from engage.pipeline.ids import uuid7
 from engage.pipeline.normalise import parse_field
+from engage.store.facade import Storage
 from engage.store.suppressions import forms
 from engage.upkeep.export import all_pages
 from engage.upkeep.time_limit import within
@@ -144,8 +140,8 @@ def _wrong(field: str, message: str) -> ApiError:
 class Subscriptions:
     """Verifies and applies changes.
 
-    :param store: must be a :class:`SubscriptionStore` if a workspace has a ``subscription_secret``
-        (checked when the server starts), and a :class:`ProfileStore` to find users by their traits.
+    :param store: must be a :class:`Storage` if a workspace has a ``subscription_secret``
+        (checked when the server starts), and a :class:`Storage` to find users by their traits.
     :param clock: returns milliseconds since 1970 UTC.
     :param timeout: seconds that a call of the storage may take.
     :param resubscriptions: how often a day the links of one id can subscribe to groups from which
@@ -158,7 +154,7 @@ class Subscriptions:
     def __init__(
         self,
         workspaces: Iterable[Workspace],
-        store: EventStore,
+        store: Storage,
         *,
         clock: Callable[[], int],
         timeout: float,
@@ -217,8 +213,6 @@ class Subscriptions:
         """
         store, now = self._store, self._clock()
         workspace, subject = person.workspace, person.subject
-        if not isinstance(store, SubscriptionStore):
-            raise invalid_link()
         async with within(self._timeout):
             if any(changes.values()):
                 await self._check_rate(store, workspace.id, subject, changes, now)
@@ -255,7 +249,7 @@ class Subscriptions:
         store, workspace = self._store, person.workspace
         named = person.identifier_key, person.identifier
         found = _objections(workspace, *named, changes, now, how)
-        if not found or not isinstance(store, SuppressionStore):
+        if not found:
             return
         named_addresses = {(one.channel, one.address) for one in found}
         addresses = forms(self._erasures_key, workspace.id, named_addresses)
@@ -273,8 +267,6 @@ class Subscriptions:
         :raises StorageUnavailable: if they could not be read.
         """
         store, named = self._store, (person.identifier_key, person.identifier)
-        if not isinstance(store, SubscriptionStore):
-            raise invalid_link()
         async with within(self._timeout):
             found = await store.preferences(
                 person.workspace.id,
@@ -286,7 +278,7 @@ class Subscriptions:
 
     async def _check_rate(
         self,
-        store: SubscriptionStore,
+        store: Storage,
         workspace_id: str,
         subject: Subject,
         changes: Mapping[str, bool],
@@ -367,7 +359,7 @@ class Subscriptions:
             raise from_problems([Problem("/identifierKey", "is not in subscription_identifiers")])
         store, after = self._store, None
         found, certain = list[Subject](), list[Subject]()
-        while value is not None and isinstance(store, ProfileStore):
+        while value is not None:
             async with within(self._timeout):
                 page = await store.holders(workspace.id, key, value, after=after, limit=STEP)
                 for one in page.items if not everyone else ():

@@ -14,23 +14,18 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from engage.api import (
     ConfigError,
-    CountStore,
     EngageError,
     EventLog,
-    EventStore,
     LogContext,
     LogFactory,
     Observer,
     ObserverFactory,
     ProfileLimits,
-    ProfileStore,
     Provider,
     ProviderContext,
     ProviderFactory,
     StorageContext,
     StorageFactory,
-    SubscriptionStore,
-    SuppressionStore,
     Transform,
     TransformFactory,
 )
@@ -45,6 +40,7 @@ from engage.config.schema_check import (
     secret_values,
 )
 from engage.registry.discovery import Discovered, Plugin, PluginError, Registered, discover
+from engage.store.facade import Storage
 
 if TYPE_CHECKING:
     import click
@@ -146,19 +142,18 @@ class Registry:
 
     def make_storage(
         self, config: Config, *, had_store: bool = False, supervised: bool = False
-    ) -> EventStore:
+    ) -> Storage:
         """Make the chosen storage, without opening it.
 
         :param had_store: see :attr:`StorageContext.had_store`.
         :param supervised: see :attr:`StorageContext.supervised`.
-        :raises ConfigError: if the storage is unknown, if its options are wrong, or if it lacks a
-            capability that the config needs.
+        :raises ConfigError: if the storage is unknown, or if its options are wrong.
         """
         use = _storage_use(config)
         context = self.storage_context(config, had_store=had_store, supervised=supervised)
-        store: EventStore = self._make(config, use, context)
-        for missing in _missing_capabilities(config, store):
-            raise ConfigError(f"{config.path}: the storage {use.name!r} {missing}")
+        store = self._make(config, use, context)
+        if not isinstance(store, Storage):
+            raise ConfigError(f"{config.path}: the storage {use.name!r} is not a Storage")
         return store
 
     def storage_context(
@@ -440,27 +435,3 @@ def largest_record(config: Config) -> int:
     if any(workspace.webhooks for workspace in config.workspaces):
         item = max(item, limits.webhook_event_bytes, limits.webhook_body_bytes)
     return 4 * -(-item // 3) + 2 * limits.header_bytes + _LETTER_EXTRA
-
-
-def _missing_capabilities(config: Config, store: EventStore) -> Iterator[str]:
-    """Yield the capabilities that the config needs and the storage lacks."""
-    groups = any(workspace.subscription_groups for workspace in config.workspaces)
-    secrets = any(workspace.subscription_secrets for workspace in config.workspaces)
-    reports = any(
-        rule.action != "none"
-        for workspace in config.workspaces
-        for rule in workspace.unsubscribes.values()
-    )
-    if groups and not isinstance(store, SubscriptionStore):
-        yield "does not store subscriptions, but workspaces.subscription_groups is set"
-    if reports and not isinstance(store, SubscriptionStore):
-        yield "does not store subscriptions, but workspaces.unsubscribes has an action"
-    if reports and not isinstance(store, SuppressionStore):
-        yield "does not store suppressed addresses, but workspaces.unsubscribes has an action"
-    if secrets and not isinstance(store, ProfileStore):
-        yield (
-            "does not store profiles, but workspaces.subscription_secret is set and subscription"
-            " links look users up"
-        )
-    if config.has_quotas and not isinstance(store, CountStore):
-        yield "keeps no counters, but a quota is set (limits.quota, workspaces.quota)"

@@ -18,9 +18,9 @@ from engage.server.serve import secrets_of
 from engage.server.worker import handle_signals
 
 if TYPE_CHECKING:
-    from engage.api import RecordStore
     from engage.config import Config, ConsoleConfig
     from engage.registry import Registry
+    from engage.store.facade import Storage
 
 __all__ = ["end_sessions", "make_link", "password_setting", "serve_console"]
 
@@ -43,7 +43,7 @@ def serve_console(config: Config, registry: Registry) -> int:
         logs.flush()
 
 
-async def make_link(settings: ConsoleConfig, records: RecordStore, now: int) -> str:
+async def make_link(settings: ConsoleConfig, records: Storage, now: int) -> str:
     """Store a new one-time link, and return its URL.
 
     :param now: milliseconds since 1970 UTC.
@@ -54,7 +54,7 @@ async def make_link(settings: ConsoleConfig, records: RecordStore, now: int) -> 
     return link_url(settings, Addresses(settings, settings.port).url, token)
 
 
-async def end_sessions(records: RecordStore, now: int) -> None:
+async def end_sessions(records: Storage, now: int) -> None:
     """End all sessions, on every console of a store.
 
     :param now: milliseconds since 1970 UTC.

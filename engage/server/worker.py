@@ -22,9 +22,6 @@ from typing import TYPE_CHECKING
 from engage.api import (
     BackupStore,
     DeadLetterBudget,
-    DeadLetterStore,
-    EventStore,
-    RecordStore,
     StorageError,
 )
 from engage.http1.sockets import url_of
@@ -34,6 +31,7 @@ from engage.monitoring.metrics import Metrics
 from engage.monitoring.prometheus import SharedNumbers, registry_of
 from engage.monitoring.recorder import expire_history, record_periodically
 from engage.server.metrics_endpoint import serve_metrics
+from engage.store.facade import Storage
 from engage.upkeep.backups import last_backup
 from engage.upkeep.budgets import fullness
 from engage.upkeep.dropped_changes import report_dropped_changes
@@ -269,22 +267,21 @@ def start_task(
     stack.push_async_callback(end)
 
 
-async def sample(store: EventStore, metrics: Metrics) -> None:
+async def sample(store: Storage, metrics: Metrics) -> None:
     """Read the gauges of a storage every few seconds, until cancelled."""
     while True:
         metrics.storage(store.gauges(), store.gauge_texts)
         await asyncio.sleep(SAMPLE_SECONDS)
 
 
-async def _measure(store: EventStore, budget: DeadLetterBudget, metrics: Metrics) -> None:
+async def _measure(store: Storage, budget: DeadLetterBudget, metrics: Metrics) -> None:
     """Read every minute what the store knows besides its gauges, until cancelled."""
     while True:
         with contextlib.suppress(StorageError):
-            if isinstance(store, BackupStore) and isinstance(store, RecordStore):
+            if isinstance(store, BackupStore):
                 last = await last_backup(store)
                 made_at = timedelta(milliseconds=0 if last is None else last.made_at)
                 metrics.gauge("last_backup_timestamp_seconds", made_at.total_seconds())
-            if isinstance(store, DeadLetterStore):
-                for name, used in fullness(await store.budget_use(), budget).items():
-                    metrics.gauge("dead_letter_budget_used_ratio", used, name)
+            for name, used in fullness(await store.budget_use(), budget).items():
+                metrics.gauge("dead_letter_budget_used_ratio", used, name)
         await asyncio.sleep(BUDGET_SECONDS)

@@ -11,12 +11,10 @@ import orjson
 from engage.api import (
     API_ORIGIN,
     Count,
-    CountStore,
     CountSum,
     DeadLetter,
     Event,
     EventFilter,
-    EventStore,
     Kind,
     Page,
     Record,
@@ -26,6 +24,7 @@ from engage.api import (
     Suppression,
     UserProfile,
 )
+from engage.store.facade import Storage
 
 #: The workspace of an event, unless another one is given.
 WORKSPACE: Final = "acme"
@@ -255,7 +254,7 @@ def canonical(event: Event) -> tuple[Any, ...]:
     )
 
 
-async def store_all(store: EventStore, *events: Event) -> None:
+async def store_all(store: Storage, *events: Event) -> None:
     """Write events, and check that each of them is new."""
     outcomes = await store.write(events)
     assert [outcome.status for outcome in outcomes] == [Status.STORED] * len(events)
@@ -294,7 +293,7 @@ async def all_recent(
     return await all_pages(page, *arguments, limit=limit, after=before)
 
 
-async def sums(store: CountStore, *, limit: int = 1000, **arguments: Any) -> list[CountSum]:
+async def sums(store: Storage, *, limit: int = 1000, **arguments: Any) -> list[CountSum]:
     """Return all sums; by default those of all minutes."""
     wanted: dict[str, Any] = {"since": 0, "until": TIME + 10**9, **arguments}
     step = wanted.pop("step", 60)
@@ -324,7 +323,7 @@ async def profile_of(store: Any, user_id: str, workspace_id: str = WORKSPACE) ->
     return profile
 
 
-async def ids(store: EventStore, *, limit: int = 100, **fields: Any) -> list[str]:
+async def ids(store: Storage, *, limit: int = 100, **fields: Any) -> list[str]:
     """Return the message ids of all events that match, in order of arrival.
 
     :param fields: fields of :class:`~engage.api.EventFilter`.

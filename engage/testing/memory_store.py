@@ -16,16 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from engage import api
 from engage.store.events import EVENTS
-from engage.store.facade import (
-    PlannedChoices,
-    PlannedCounts,
-    PlannedEvents,
-    PlannedLetters,
-    PlannedProfiles,
-    PlannedRecords,
-    PlannedSuppressions,
-    Storage,
-)
+from engage.store.facade import Storage
 from engage.store.letters import HEADS
 from engage.store.memory import MemoryTables
 from engage.store.profiles import REMOVED, TRAITS
@@ -105,34 +96,6 @@ class Memory:
         if not self.stored.available:
             raise api.StorageUnavailable("the store in memory is not available")
         return self.stored
-
-
-class MemoryEvents(Memory, PlannedEvents):
-    """Events only."""
-
-
-class MemoryProfiles(Memory, PlannedProfiles):
-    """Users, visitors and groups, merged from the stored events."""
-
-
-class MemorySubscriptions(Memory, PlannedChoices):
-    """Subscription choices and their history."""
-
-
-class MemoryDeadLetters(Memory, PlannedLetters):
-    """Dead letters, within their budgets."""
-
-
-class MemoryRecords(Memory, PlannedRecords):
-    """Records."""
-
-
-class MemoryCounts(Memory, PlannedCounts):
-    """Counters."""
-
-
-class MemorySuppressions(Memory, PlannedSuppressions):
-    """Suppressed addresses."""
 
 
 class MemoryStore(Memory, Storage):

@@ -16,7 +16,8 @@ from typing import Any, Final
 
 import orjson
 
-from engage.api import MAX_RECORD_BYTES, Record, RecordStore, StorageError
+from engage.api import MAX_RECORD_BYTES, Record, StorageError
+from engage.store.facade import Storage
 
 __all__ = ["AUDIT", "Actor", "AuditEntry", "new_id", "read_entry", "record_audit"]
 
@@ -52,7 +53,7 @@ class AuditEntry:
 
 
 async def record_audit(
-    store: RecordStore,
+    store: Storage,
     actor: Actor,
     action: str,
     details: Mapping[str, Any],

@@ -8,7 +8,8 @@ from typing import Final
 
 import msgspec
 
-from engage.api import Backup, Record, RecordStore
+from engage.api import Backup, Record
+from engage.store.facade import Storage
 from engage.upkeep.audit import Actor
 
 __all__ = ["LEFT_OUT", "LastBackup", "last_backup", "record_backup"]
@@ -36,7 +37,7 @@ class LastBackup:
     origin: str
 
 
-async def record_backup(store: RecordStore, backup: Backup, path: str, actor: Actor) -> None:
+async def record_backup(store: Storage, backup: Backup, path: str, actor: Actor) -> None:
     """Store that a backup is complete.
 
     :param path: of its file.
@@ -56,7 +57,7 @@ async def record_backup(store: RecordStore, backup: Backup, path: str, actor: Ac
     )
 
 
-async def last_backup(store: RecordStore) -> LastBackup | None:
+async def last_backup(store: Storage) -> LastBackup | None:
     """Return the last backup; ``None`` if there was none, or another version wrote its record.
 
     :raises StorageUnavailable: if the store does not answer.

@@ -19,22 +19,16 @@ from typing import Final, TypeVar
 
 from engage.api import (
     ERASED,
-    CountStore,
     DeadLetter,
-    DeadLetterStore,
     Event,
     EventFilter,
-    EventStore,
-    ProfileStore,
-    RecordStore,
     Status,
     Subject,
     SubscriptionChange,
     SubscriptionRecord,
-    SubscriptionStore,
-    SuppressionStore,
     UserProfile,
 )
+from engage.store.facade import Storage
 from engage.upkeep.copy_records import COPIED_KINDS, copy_counters, copy_records
 from engage.upkeep.copy_report import Counts, OnProgress, canonical, same_json
 from engage.upkeep.export import PAGE, all_pages
@@ -48,7 +42,7 @@ Item = TypeVar("Item")
 
 
 async def copy_all(
-    source: EventStore, target: EventStore, on_progress: OnProgress | None = None
+    source: Storage, target: Storage, on_progress: OnProgress | None = None
 ) -> AsyncGenerator[Counts, None]:
     """Copy everything from one store to another.
 
@@ -60,23 +54,17 @@ async def copy_all(
     """
     report = on_progress or (lambda _: None)
     yield await _events(source, target, report)
-    if isinstance(source, SubscriptionStore):
-        yield await _subscriptions(source, target, report)
-    if isinstance(source, SuppressionStore):
-        yield await _suppressions(source, target, report)
-    if isinstance(source, DeadLetterStore):
-        yield await _dead_letters(source, target, report)
-    if isinstance(source, RecordStore):
-        for name, kinds in COPIED_KINDS.items():
-            yield await copy_records(source, target, name, kinds, report)
-    if isinstance(source, CountStore):
-        yield await copy_counters(source, target, report)
-    if isinstance(source, ProfileStore):
-        yield await _compare_profiles(source, target, report)
+    yield await _subscriptions(source, target, report)
+    yield await _suppressions(source, target, report)
+    yield await _dead_letters(source, target, report)
+    for name, kinds in COPIED_KINDS.items():
+        yield await copy_records(source, target, name, kinds, report)
+    yield await copy_counters(source, target, report)
+    yield await _compare_profiles(source, target, report)
 
 
 # ---------------------------------------------------------------------------------------- events
-async def _events(source: EventStore, target: EventStore, report: OnProgress) -> Counts:
+async def _events(source: Storage, target: Storage, report: OnProgress) -> Counts:
     counts = Counts("events")
     stored = all_pages(functools.partial(source.scan, EventFilter()))
     async for events in _batches(stored, lambda event: len(event.body)):
@@ -104,7 +92,7 @@ async def _batches(
         yield batch
 
 
-async def _write(target: EventStore, events: Sequence[Event], counts: Counts) -> None:
+async def _write(target: Storage, events: Sequence[Event], counts: Counts) -> None:
     outcomes = await target.write(events)
     for event, outcome in zip(events, outcomes, strict=True):
         if outcome.status is Status.STORED:
@@ -122,23 +110,17 @@ async def _write(target: EventStore, events: Sequence[Event], counts: Counts) ->
 
 
 # --------------------------------------------------------------------------------- subscriptions
-async def _subscriptions(
-    source: SubscriptionStore, target: EventStore, report: OnProgress
-) -> Counts:
+async def _subscriptions(source: Storage, target: Storage, report: OnProgress) -> Counts:
     counts = Counts("subscription changes")
     changes = _changes(source)
     async for change in changes:
-        if not isinstance(target, SubscriptionStore):
-            counts.refuse("the target does not store subscriptions")
-            continue
         await _apply(source, target, change, counts)
         report(counts)
-    if isinstance(target, SubscriptionStore):
-        await _copy_unexplained_choices(source, target, counts)
+    await _copy_unexplained_choices(source, target, counts)
     return counts
 
 
-async def _changes(source: SubscriptionStore) -> AsyncGenerator[SubscriptionChange, None]:
+async def _changes(source: Storage) -> AsyncGenerator[SubscriptionChange, None]:
     """Rebuild the changes of a history. The records of one change follow each other."""
     together: list[SubscriptionRecord] = []
     async for record in all_pages(functools.partial(source.history, None, None)):
@@ -170,7 +152,7 @@ def _change(records: Sequence[SubscriptionRecord]) -> SubscriptionChange:
 
 
 async def _apply(
-    source: SubscriptionStore, target: SubscriptionStore, change: SubscriptionChange, counts: Counts
+    source: Storage, target: Storage, change: SubscriptionChange, counts: Counts
 ) -> None:
     later: list[SubscriptionRecord] = []
     whose = (change.workspace_id, change.subject)
@@ -197,9 +179,7 @@ async def _apply(
         counts.copied += 1
 
 
-async def _copy_unexplained_choices(
-    source: SubscriptionStore, target: SubscriptionStore, counts: Counts
-) -> None:
+async def _copy_unexplained_choices(source: Storage, target: Storage, counts: Counts) -> None:
     """Copy the current choices of the source that its history does not explain: such as those that
     were repeated, which makes them later."""
     async for state in all_pages(functools.partial(source.scan_subscriptions, None)):
@@ -227,7 +207,7 @@ async def _copy_unexplained_choices(
 
 
 # ---------------------------------------------------------------------------------- suppressions
-async def _suppressions(source: SuppressionStore, target: EventStore, report: OnProgress) -> Counts:
+async def _suppressions(source: Storage, target: Storage, report: OnProgress) -> Counts:
     """Copy suppressed addresses.
 
     They are written again by each copy, because the latest stays: none is reported as a duplicate.
@@ -235,24 +215,16 @@ async def _suppressions(source: SuppressionStore, target: EventStore, report: On
     counts = Counts("suppressions")
     stored = all_pages(functools.partial(source.scan_suppressions, None))
     async for batch in _batches(stored, lambda one: len(one.address)):
-        if isinstance(target, SuppressionStore):
-            await target.suppress(batch)
-            counts.copied += len(batch)
-        else:
-            counts.refuse("the target does not store suppressions", len(batch))
+        await target.suppress(batch)
+        counts.copied += len(batch)
         report(counts)
     return counts
 
 
 # ---------------------------------------------------------------------------------- dead letters
-async def _dead_letters(source: DeadLetterStore, target: EventStore, report: OnProgress) -> Counts:
+async def _dead_letters(source: Storage, target: Storage, report: OnProgress) -> Counts:
     counts = Counts("dead letters")
     letters = all_pages(functools.partial(source.scan_dead_letters, None))
-    if not isinstance(target, DeadLetterStore):
-        async for _ in letters:
-            counts.refuse("the target does not store dead letters")
-            report(counts)
-        return counts
     # The budgets limit the number of dead letters, so their ids fit into memory.
     known = {
         (letter.workspace_id, letter.id)
@@ -269,7 +241,7 @@ async def _dead_letters(source: DeadLetterStore, target: EventStore, report: OnP
     return counts
 
 
-async def _put(target: DeadLetterStore, letters: Sequence[DeadLetter], counts: Counts) -> None:
+async def _put(target: Storage, letters: Sequence[DeadLetter], counts: Counts) -> None:
     dropped = await target.put(letters)
     counts.copied += len(letters) - dropped
     if dropped:
@@ -277,14 +249,10 @@ async def _put(target: DeadLetterStore, letters: Sequence[DeadLetter], counts: C
 
 
 # -------------------------------------------------------------------------------------- profiles
-async def _compare_profiles(source: ProfileStore, target: EventStore, report: OnProgress) -> Counts:
+async def _compare_profiles(source: Storage, target: Storage, report: OnProgress) -> Counts:
     """Compare the profiles. Nothing is copied: the target has built them from the events."""
     counts = Counts("profiles")
     async for profile in all_pages(functools.partial(source.scan_users, None)):
-        if not isinstance(target, ProfileStore):
-            counts.refuse("the target does not store profiles")
-            report(counts)
-            continue
         there = await target.profile(profile.workspace_id, profile.user_id)
         if there is not None and _contains(there, profile):
             counts.copied += 1

@@ -12,7 +12,8 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from engage.api import Count, CountStore, EventStore, Record, RecordStore
+from engage.api import Count, Record
+from engage.store.facade import Storage
 from engage.upkeep.copy_report import Counts, OnProgress, same_json
 from engage.upkeep.export import PAGE, all_pages
 
@@ -26,7 +27,7 @@ COPIED_KINDS: Final[Mapping[str, Sequence[str]]] = {
 
 
 async def copy_records(
-    source: RecordStore, target: EventStore, name: str, kinds: Sequence[str], report: OnProgress
+    source: Storage, target: Storage, name: str, kinds: Sequence[str], report: OnProgress
 ) -> Counts:
     """Copy the records of some kinds.
 
@@ -39,15 +40,12 @@ async def copy_records(
     counts = Counts(name)
     for kind in kinds:
         async for record in all_pages(functools.partial(source.list_records, kind)):
-            if isinstance(target, RecordStore):
-                await _put(target, record, counts)
-            else:
-                counts.refuse("the target does not store records")
+            await _put(target, record, counts)
             report(counts)
     return counts
 
 
-async def _put(target: RecordStore, record: Record, counts: Counts) -> None:
+async def _put(target: Storage, record: Record, counts: Counts) -> None:
     there = await target.get_record(record.kind, record.workspace_id, record.id)
     if there is not None and there.at == record.at and same_json(there.body, record.body):
         counts.duplicate += 1
@@ -62,7 +60,7 @@ async def _put(target: RecordStore, record: Record, counts: Counts) -> None:
         counts.conflict("a record was changed at the target during the copy; run the copy again")
 
 
-async def copy_counters(source: CountStore, target: EventStore, report: OnProgress) -> Counts:
+async def copy_counters(source: Storage, target: Storage, report: OnProgress) -> Counts:
     """Copy the registers of all counters.
 
     They are written again by each copy, because the greatest value of a register stays: none is
@@ -84,9 +82,6 @@ async def copy_counters(source: CountStore, target: EventStore, report: OnProgre
     return counts
 
 
-async def _put_counts(target: EventStore, page: Sequence[Count], counts: Counts) -> None:
-    if isinstance(target, CountStore):
-        await target.put_counts(page)
-        counts.copied += len(page)
-    else:
-        counts.refuse("the target does not store counters", len(page))
+async def _put_counts(target: Storage, page: Sequence[Count], counts: Counts) -> None:
+    await target.put_counts(page)
+    counts.copied += len(page)

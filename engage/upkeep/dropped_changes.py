@@ -10,8 +10,8 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final
 
-from engage.api import EventStore, ProfileStore
 from engage.monitoring.throttle import LINE_SECONDS
+from engage.store.facade import Storage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,7 @@ LOOK_SECONDS: Final = 5.0
 
 
 async def report_dropped_changes(
-    store: EventStore,
+    store: Storage,
     metrics: Metrics,
     *,
     every: float = LOOK_SECONDS,
@@ -43,7 +43,7 @@ async def report_dropped_changes(
     """
     counted = logged = 0
     next_log = clock()
-    while isinstance(store, ProfileStore):
+    while True:
         dropped = store.dropped_changes
         if dropped != counted:
             metrics.count("dropped", "profile_change", by=dropped - counted)

@@ -19,21 +19,17 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 import orjson
 
 from engage.api import (
-    DeadLetterStore,
     EngageError,
     Event,
     EventFilter,
-    EventStore,
     Kind,
     Page,
-    ProfileStore,
     StorageUnavailable,
     Subject,
-    SubscriptionStore,
-    SuppressionStore,
     render_time,
 )
 from engage.errors import quote
+from engage.store.facade import Storage
 
 __all__ = [
     "KINDS",
@@ -60,9 +56,7 @@ RecordKind = Literal[
 
 
 class _Kind(NamedTuple):
-    #: The interface of a storage that has such records, their name, and its method that scans them.
-    store: type
-    noun: str
+    #: The method of the storage that scans such records.
     scan: str
     #: The filters of :class:`Selection` that apply, and the members of their JSON documents, which
     #: are attributes of the record. Events have a document of their own.
@@ -85,18 +79,14 @@ _LETTER: Final = (
 )
 #: How the records of a kind are read and rendered.
 KINDS: Final[Mapping[RecordKind, _Kind]] = {
-    "events": _Kind(EventStore, "events", "scan", "workspace since type user", ""),
-    "users": _Kind(ProfileStore, "profiles", "scan_users", _MOST, _USER),
-    "visitors": _Kind(ProfileStore, "profiles", "scan_visitors", _MOST, _VISITOR),
-    "groups": _Kind(ProfileStore, "profiles", "scan_groups", "workspace", _GROUP),
-    "subscriptions": _Kind(
-        SubscriptionStore, "subscriptions", "scan_subscriptions", _MOST, _CHOICE
-    ),
-    "subscription-history": _Kind(SubscriptionStore, "subscriptions", "history", _MOST, _CHANGE),
-    "suppressions": _Kind(
-        SuppressionStore, "suppressions", "scan_suppressions", "workspace since", _SUPPRESSION
-    ),
-    "dead-letters": _Kind(DeadLetterStore, "dead letters", "scan_dead_letters", _MOST, _LETTER),
+    "events": _Kind("scan", "workspace since type user", ""),
+    "users": _Kind("scan_users", _MOST, _USER),
+    "visitors": _Kind("scan_visitors", _MOST, _VISITOR),
+    "groups": _Kind("scan_groups", "workspace", _GROUP),
+    "subscriptions": _Kind("scan_subscriptions", _MOST, _CHOICE),
+    "subscription-history": _Kind("history", _MOST, _CHANGE),
+    "suppressions": _Kind("scan_suppressions", "workspace since", _SUPPRESSION),
+    "dead-letters": _Kind("scan_dead_letters", _MOST, _LETTER),
 }
 
 #: Records that one call of a storage returns or deletes: it answers soon, and the cost of a call is
@@ -132,7 +122,7 @@ class Selection:
     user: str | None = None
     #: The cursor up to which an earlier export of the same selection has read.
     after: str | None = None
-    #: Of events: go on from ``after`` without missing any, see :meth:`EventStore.follow`, and call
+    #: Of events: go on from ``after`` without missing any, see :meth:`Storage.follow`, and call
     #: this with each cursor when the records before it were taken.
     on_cursor: Callable[[str], None] | None = None
 
@@ -191,7 +181,7 @@ async def all_pages(
 
 
 async def export(
-    store: EventStore,
+    store: Storage,
     kind: RecordKind,
     selection: Selection,
     left_out: Callable[[str], None] | None = None,
@@ -202,7 +192,6 @@ async def export(
     :param left_out: called with one line for each record that cannot be written as JSON, as a
         program that writes to the log or to the store can make it; by default, that is an error.
     :return: the records; events, dead letters and the history in order of arrival.
-    :raises EngageError: if the storage does not store such records.
     :raises StorageUnavailable: as :func:`all_pages`.
     """
     async for item in _items(store, kind, selection):
@@ -229,12 +218,8 @@ def _members(kind: RecordKind) -> dict[str, str]:
     return {name: _CAPITAL.sub(r"_\g<0>", name).lower() for name in names}
 
 
-async def _items(
-    store: EventStore, kind: RecordKind, wanted: Selection
-) -> AsyncGenerator[Any, None]:
-    if not isinstance(store, KINDS[kind].store):
-        raise EngageError(f"the configured storage does not store {KINDS[kind].noun}")
-    if isinstance(store, ProfileStore) and kind == "users" and wanted.workspace and wanted.user:
+async def _items(store: Storage, kind: RecordKind, wanted: Selection) -> AsyncGenerator[Any, None]:
+    if kind == "users" and wanted.workspace and wanted.user:
         profile = await store.profile(wanted.workspace, wanted.user)
         if profile is not None and wanted.includes(profile):
             yield profile
@@ -256,7 +241,7 @@ async def _items(
 
 
 async def _follow(
-    store: EventStore,
+    store: Storage,
     wanted: EventFilter,
     on_cursor: Callable[[str], None],
     *,

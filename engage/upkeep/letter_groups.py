@@ -15,7 +15,8 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, Final
 
-from engage.api import DeadLetter, DeadLetterStore, Page
+from engage.api import DeadLetter, Page
+from engage.store.facade import Storage
 from engage.upkeep.export import PAGE
 
 __all__ = [
@@ -122,7 +123,7 @@ def rule_of(letter: DeadLetter) -> str:
 
 
 async def group_letters(
-    store: DeadLetterStore,
+    store: Storage,
     workspace_id: str | None,
     *,
     limit: int = MAX_LETTERS,
@@ -163,7 +164,7 @@ async def group_letters(
 
 
 async def newest_letters(
-    store: DeadLetterStore, workspace_id: str, wanted: LetterFilter, *, limit: int
+    store: Storage, workspace_id: str, wanted: LetterFilter, *, limit: int
 ) -> Sequence[DeadLetter]:
     """Return the newest letters that match, newest first.
 
@@ -187,7 +188,7 @@ async def _call(call: Awaitable[Any]) -> Any:
 
 
 async def delete_letters(
-    store: DeadLetterStore,
+    store: Storage,
     workspace_id: str,
     wanted: LetterFilter,
     *,
@@ -228,7 +229,7 @@ def _group_of(letter: DeadLetter) -> Group:
 
 
 async def _newest(
-    store: DeadLetterStore, workspace_id: str | None
+    store: Storage, workspace_id: str | None
 ) -> AsyncGenerator[Page[DeadLetter], None]:
     cursor: str | None = None
     recent = await store.recent_dead_letters(workspace_id, limit=PAGE)

@@ -22,16 +22,14 @@ import orjson
 
 from engage.api import (
     DeadLetter,
-    DeadLetterStore,
     Event,
     EventFilter,
-    EventStore,
-    RecordStore,
     StorageUnavailable,
     begins_with,
 )
 from engage.monitoring.recorder import REFUSED_RECORD
 from engage.monitoring.visible import LONGEST, cell, visible
+from engage.store.facade import Storage
 from engage.upkeep.refused import Refused, refused_of
 
 if TYPE_CHECKING:
@@ -237,7 +235,7 @@ class Live:
 
     def __init__(
         self,
-        store: EventStore,
+        store: Storage,
         reader: Reader,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -345,8 +343,6 @@ class Live:
         page = await self._reader.read(store.recent(wanted, limit=PAGE), within=READ_SECONDS)
         self.possible = page is not None
         events: dict[Identity, Event] = {one.identity: one for one in (page.items if page else ())}
-        if not isinstance(store, DeadLetterStore):
-            return events, {}
         call = store.recent_dead_letters(workspace_id, limit=PAGE)
         kept = await self._reader.read(call, within=READ_SECONDS)
         letters = kept.items if kept else ()
@@ -354,8 +350,6 @@ class Live:
 
     async def _read_refused(self) -> None:
         store = self._store
-        if not isinstance(store, RecordStore):
-            return
         version = await self._reader.read(
             store.records_version(REFUSED_RECORD), within=READ_SECONDS
         )

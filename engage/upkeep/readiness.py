@@ -35,7 +35,7 @@ WAIT: Final = 2.0
 class Readiness:
     """Checks whether the storage can store events, and remembers when it last could.
 
-    :param check: raises if it cannot; see :meth:`engage.api.EventStore.check`.
+    :param check: raises if it cannot; see :meth:`engage.store.facade.Storage.check`.
     :param timeout: seconds after which an unanswered check fails.
     :param clock: a monotonic clock in seconds.
     :param what: the checked part, for the log.

@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Final
 
 from engage.api import (
     DAY_MS,
-    DeadLetterStore,
     EventFilter,
-    EventStore,
-    ProfileStore,
-    RecordStore,
     StorageUnavailable,
     render_time,
 )
 from engage.config import Retention
+from engage.store.facade import Storage
 from engage.upkeep.audit import AUDIT
 from engage.upkeep.export import PAGE
 
@@ -42,7 +39,7 @@ AUDIT_DAYS: Final = 400
 
 
 async def expire_periodically(
-    store: EventStore,
+    store: Storage,
     retention: Retention,
     clock: Callable[[], int],
     *,
@@ -58,9 +55,6 @@ async def expire_periodically(
     :param every: seconds between two rounds.
     :param doubtful: seconds for which a gap between the events makes the time doubtful.
     """
-    days = {retention.events_days, retention.dead_letters_days, retention.visitors_days}
-    if days == {None} and not isinstance(store, RecordStore):
-        return
     loop = asyncio.get_running_loop()
     trusted_at = loop.time() + doubtful
     logged: set[str] = set()
@@ -85,7 +79,7 @@ async def expire_periodically(
                 visitors_days=await trusted(retention.visitors_days, now),
             )
             await expire(store, due, now=now)
-            if isinstance(store, RecordStore) and await trusted(AUDIT_DAYS, now):
+            if await trusted(AUDIT_DAYS, now):
                 await expire_audit(store, now=now)
         except StorageUnavailable as error:
             _log.warning("records could not be expired; the next round tries again: %s", error)
@@ -94,7 +88,7 @@ async def expire_periodically(
         await asyncio.sleep(every)
 
 
-async def gap(store: EventStore, days: int, now: int) -> str | None:
+async def gap(store: Storage, days: int, now: int) -> str | None:
     """Return why the time may be wrong, or ``None``.
 
     A server that starts with a clock that is years ahead cannot notice it. But such a clock leaves
@@ -103,7 +97,7 @@ async def gap(store: EventStore, days: int, now: int) -> str | None:
     :param days: the age of records to delete, and the length of a gap that makes ``now`` doubtful.
     :param now: milliseconds since 1970 UTC.
     :return: a clause for the log. ``None`` also if the storage does not have
-        :meth:`EventStore.recent`.
+        :meth:`Storage.recent`.
     :raises StorageUnavailable: if the storage fails.
     """
     before = now - days * DAY_MS
@@ -119,7 +113,7 @@ async def gap(store: EventStore, days: int, now: int) -> str | None:
     )
 
 
-async def _newest(store: EventStore, wanted: EventFilter) -> int | None:
+async def _newest(store: Storage, wanted: EventFilter) -> int | None:
     """Return when the newest of some events was received."""
     page = await store.recent(wanted, limit=1)
     while page is not None and not page.items and page.cursor is not None:
@@ -128,7 +122,7 @@ async def _newest(store: EventStore, wanted: EventFilter) -> int | None:
 
 
 async def expire(
-    store: EventStore, retention: Retention, *, now: int, slice_: int = PAGE
+    store: Storage, retention: Retention, *, now: int, slice_: int = PAGE
 ) -> tuple[int, int, int]:
     """Delete all records that are too old.
 
@@ -141,12 +135,12 @@ async def expire(
     if retention.events_days is not None:
         before = now - retention.events_days * DAY_MS
         events = await _all(lambda: store.expire(before, limit=slice_), slice_)
-    if retention.dead_letters_days is not None and isinstance(store, DeadLetterStore):
+    if retention.dead_letters_days is not None:
         letters_before = now - retention.dead_letters_days * DAY_MS
         letters = await _all(
             lambda: store.expire_dead_letters(letters_before, limit=slice_), slice_
         )
-    if retention.visitors_days is not None and isinstance(store, ProfileStore):
+    if retention.visitors_days is not None:
         unchanged = now - retention.visitors_days * DAY_MS
         visitors = await _all(lambda: store.expire_visitors(unchanged, limit=slice_), slice_)
     if events or letters or visitors:
@@ -155,7 +149,7 @@ async def expire(
     return events, letters, visitors
 
 
-async def expire_audit(store: RecordStore, *, now: int, slice_: int = PAGE) -> int:
+async def expire_audit(store: Storage, *, now: int, slice_: int = PAGE) -> int:
     """Delete the entries of the audit that are too old.
 
     :param now: milliseconds since 1970 UTC.

@@ -13,7 +13,8 @@ from typing import Final
 
 import orjson
 
-from engage.api import EventStore, Kind, Record, RecordStore
+from engage.api import Kind, Record
+from engage.store.facade import Storage
 from engage.store.keys import hash_of
 from engage.upkeep.erasures import Erasure
 from engage.upkeep.export import all_pages
@@ -40,9 +41,9 @@ class Tombstones:
     :param done: whether to look only at those of which all is erased.
     """
 
-    def __init__(self, store: EventStore, key: str | None, *, done: bool = False) -> None:
+    def __init__(self, store: Storage, key: str | None, *, done: bool = False) -> None:
         self._only_done = done
-        self._records = store if isinstance(store, RecordStore) and key is not None else None
+        self._records = store if key is not None else None
         self._key = key or ""
         self._version = -1
         #: (workspace, id of the record) → time.
@@ -103,7 +104,7 @@ class Tombstones:
 
 
 async def put_tombstones(
-    store: RecordStore, erasures: Iterable[Erasure], *, done: bool = False
+    store: Storage, erasures: Iterable[Erasure], *, done: bool = False
 ) -> None:
     """Write tombstones.
 
@@ -120,7 +121,7 @@ async def put_tombstones(
             )
 
 
-async def is_done(store: RecordStore, erasure: Erasure) -> bool:
+async def is_done(store: Storage, erasure: Erasure) -> bool:
     """Return whether the store has nothing left of an erasure: it, or a later one, was carried
     out."""
     there = await store.get_record(ERASURE, erasure.workspace, f"{erasure.kind}:{erasure.hash}")

@@ -15,7 +15,6 @@ from typing import Any, Final, ParamSpec, TypeVar
 from engage.api import (
     Backup,
     BackupStore,
-    EventStore,
     Helper,
     OnBytes,
     StorageContext,
@@ -158,7 +157,7 @@ class SqliteStorage(Storage, BackupStore):
         self,
         source: Path,
         *,
-        prepare: Callable[[EventStore, Backup], Awaitable[None]],
+        prepare: Callable[[Any, Backup], Awaitable[None]],
         on_bytes: OnBytes,
     ) -> Backup:
         async def change(path: Path, found: Backup) -> None:

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from engage.api import Count, CountStore, EventStore
+from engage.api import Count
+from engage.store.facade import Storage
 from support import console_data
 from support.browser import Browser
 from support.console_data import letters
@@ -80,8 +81,7 @@ def history(server: Server) -> None:
             add(at, "requests", "", (bucket,), round(stored * share))
         add(at, "queue", "", (), pick.randrange(30, 90))
 
-    async def write(store: EventStore) -> None:
-        assert isinstance(store, CountStore)
+    async def write(store: Storage) -> None:
         await store.put_counts(rows)
 
     on_store(server.config, write)

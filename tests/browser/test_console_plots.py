@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from engage.api import Count, CountStore, EventStore
+from engage.api import Count
+from engage.store.facade import Storage
 from support import console_data
 from support.browser import Browser
 from support.console import console_url
@@ -59,8 +60,7 @@ def put(server: Server, minutes: dict[int, int], step: int = 60) -> None:
                     )
                 )
 
-    async def write(store: EventStore) -> None:
-        assert isinstance(store, CountStore)
+    async def write(store: Storage) -> None:
         for start in range(0, len(rows), 1000):
             await store.put_counts(rows[start : start + 1000])
 

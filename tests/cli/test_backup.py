@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from engage.api import Record, RecordStore
+from engage.api import Record
 from engage.console.sign_in import housekeeping, sessions
 from engage.monitoring.recorder import REFUSED_RECORD
 from engage.registry import Registry
+from engage.store.facade import Storage
 from engage.testing import event
 from engage.testing.factories import TIME, ids
 from engage.upkeep.backups import LEFT_OUT, last_backup
@@ -113,7 +114,7 @@ def test_what_lets_people_sign_in_is_left_out(config: Path, tmp_path: Path) -> N
         *(*housekeeping.KINDS, sessions.SECRET_KIND, sessions.ENDED_KIND, REFUSED_RECORD)
     }
 
-    async def write(store: RecordStore) -> None:
+    async def write(store: Storage) -> None:
         for kind in (*LEFT_OUT, "log_gap"):
             body = b'{"kind":"%s"}' % kind.encode()
             one = Record(kind=kind, workspace_id="", id="one", body=body, at=TIME)

@@ -9,9 +9,10 @@ import orjson
 import pytest
 from click.testing import Result
 
-from engage.api import EventStore, LogRecord, Record
+from engage.api import LogRecord, Record
 from engage.config import Config
 from engage.registry import Registry
+from engage.store.facade import Storage
 from support.commands import run
 from support.exports import on_store
 from support.memory_log import MemoryBroker, MemoryLog
@@ -38,7 +39,7 @@ def config(tmp_path: Path) -> Path:
     """Return a config with a log whose store exists."""
     path = tmp_path / "engage.toml"
     path.write_text(config_text(config_extra=LOG))
-    on_store(path, EventStore.check)
+    on_store(path, Storage.check)
     return path
 
 

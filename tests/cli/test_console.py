@@ -5,20 +5,17 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from unittest import mock
 
 import httpx
 import pytest
 
-from engage.api import EventStore
 from engage.config import load
 from engage.console.sign_in.links import KIND
 from engage.console.sign_in.passwords import is_password
-from engage.registry import Registry
+from engage.store.facade import Storage
 from support.commands import run
 from support.console import free_port
 from support.exports import audit_of, on_store, records_in
-from support.memory_store import MemoryEvents
 from support.server_process import start_server
 from support.waiting import wait_for
 
@@ -27,7 +24,7 @@ from support.waiting import wait_for
 def config(tmp_path: Path) -> Path:
     """A config as ``engage init`` writes it, with its store."""
     assert run("init", tmp_path).exit_code == 0
-    on_store(tmp_path / "engage.toml", EventStore.check)
+    on_store(tmp_path / "engage.toml", Storage.check)
     return tmp_path / "engage.toml"
 
 
@@ -89,10 +86,6 @@ def test_what_is_missing_is_named(config: Path, command: str) -> None:
     assert result.exit_code == 1
     assert result.stderr.endswith("there is no [console] section, so there is no console\n")
     config.write_text(text)
-    with mock.patch.object(Registry, "make_storage", return_value=MemoryEvents()):
-        result = run(command, "--config", config)
-    assert result.exit_code == 1
-    assert "the storage sqlite keeps no records" in result.stderr
     (config.parent / "engage.db").unlink()
     result = run(command, "--config", config)
     assert result.exit_code == 1

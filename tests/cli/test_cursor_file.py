@@ -14,7 +14,8 @@ import orjson
 import pytest
 from click.testing import Result
 
-from engage.api import EventStore, render_time
+from engage.api import render_time
+from engage.store.facade import Storage
 from engage.testing import event
 from engage.testing.factories import TIME
 from support.commands import run
@@ -32,7 +33,7 @@ def names(result: Result) -> list[str]:
 
 
 def write(config: Path, *messages: str, **fields: Any) -> None:
-    async def add(store: EventStore) -> None:
+    async def add(store: Storage) -> None:
         await store.write([event(name, **fields) for name in messages])
 
     on_store(config, add)

@@ -20,17 +20,14 @@ from engage.api import (
     StorageUnavailable,
     Subject,
     SubscriptionChange,
-    SubscriptionStore,
-    SuppressionStore,
 )
 from engage.cli.common import now
-from engage.registry import Registry
+from engage.store.facade import Storage
 from engage.testing.factories import TIME, event, identify
 from engage.upkeep.export import PAGE
 from engage_plugins.sqlite.store import SqliteStorage
 from support.commands import run
 from support.exports import on_store
-from support.memory_store import MemoryEvents
 from support.sqlite import config_file
 
 DAY = "2025-06-01"
@@ -83,7 +80,7 @@ def choices(config: Path) -> set[tuple[Any, ...]]:
 
 
 def history(config: Path) -> Sequence[Any]:
-    async def read(store: SubscriptionStore) -> Sequence[Any]:
+    async def read(store: Storage) -> Sequence[Any]:
         return (await store.history("acme", None, after=None, limit=10_000)).items
 
     return on_store(config, read)
@@ -428,14 +425,6 @@ def test_many_rows_are_imported_in_pages(config: Path) -> None:
     assert len(history(config)) == 700
 
 
-def test_a_storage_without_subscriptions_is_reported(
-    config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Registry, "make_storage", lambda *_, **__: MemoryEvents())
-    result = run("subscriptions", "import", "--config", config, "--workspace", "acme", "-", text="")
-    assert result.stderr == "engage: the configured storage does not store subscriptions\n"
-
-
 def test_an_unsubscription_by_an_address_is_an_objection(config: Path) -> None:
     """Whether or not somebody has the address; a row that was undone since is none."""
     rows = (
@@ -446,7 +435,7 @@ def test_an_unsubscription_by_an_address_is_an_objection(config: Path) -> None:
     assert load(config, rows).stdout == "2 choices imported, 2 objections of addresses\n"
 
     def suppressed() -> set[tuple[str, str, str, int]]:
-        async def read(store: SuppressionStore) -> set[tuple[str, str, str, int]]:
+        async def read(store: Storage) -> set[tuple[str, str, str, int]]:
             wanted = [("email", "a@b.c"), ("email", "new@b.c")]
             found = await store.suppressions("acme", wanted)
             assert {one.reason for one in found} <= {"objection"}

@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from engage.registry import Registry
 from engage.store.suppressions import hashed_address
 from engage.testing.factories import event, identify, suppression, user, visitor
 from support.commands import run
 from support.exports import audit_of, on_store
-from support.memory_store import MemoryEvents
 from support.people import KEY
 from support.rules.erasures import change
 from support.sqlite import config_file
@@ -114,14 +112,6 @@ def test_the_address_of_an_erased_person_is_listed_and_removed(config: Path) -> 
     result = of_acme(config, "remove", "Erased@b.c")
     assert (result.exit_code, result.stderr) == (0, "")
     assert listed(config, "Erased@b.c", "+492") == rows[1:]
-
-
-def test_a_storage_may_not_have_suppressions(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Registry, "make_storage", lambda *_, **__: MemoryEvents())
-    for command in ("list", "remove"):
-        result = of_acme(config, command, "ann@b.c")
-        assert result.exit_code == 1
-        assert result.stderr == "engage: the configured storage does not store suppressions\n"
 
 
 def test_check_prints_who_must_not_be_written_to(

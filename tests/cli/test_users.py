@@ -8,17 +8,14 @@ import os
 import time
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 from click.testing import Result
 
 from engage.api import Event, Kind, Subject, SubscriptionChange
-from engage.registry import Registry
 from engage.testing.factories import TIME, event, identify
 from support.commands import run
 from support.exports import exported, on_store
-from support.memory_store import MemoryEvents
 from support.sqlite import config_file, new_store
 
 
@@ -237,10 +234,3 @@ def test_an_unknown_user_is_status_1(stored: Path) -> None:
     result = shown(stored, "nobody")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "has no user, visitor or event with the id 'nobody'" in result.stderr
-
-
-def test_a_storage_without_profiles_is_named(stored: Path) -> None:
-    with mock.patch.object(Registry, "make_storage", return_value=MemoryEvents()):
-        result = shown(stored, "ann")
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert "the storage does not store profiles; `engage export events --user" in result.stderr

@@ -14,13 +14,11 @@ from typing import Any
 
 import pytest
 
-from engage.api import EventStore
-from engage.registry import Registry
+from engage.store.facade import Storage
 from engage.testing.factories import letter
 from engage.upkeep.verify import Report
 from support.commands import run
 from support.exports import on_store
-from support.memory_store import MemoryEvents
 from support.server_process import start_server
 from support.sqlite import config_file, new_store
 from support.verifying import damage, full, verify_while_used
@@ -69,18 +67,6 @@ def test_the_result_can_be_json(config: Path) -> None:
     assert len(result["differences"]) == 4
     assert result["differences"][0].keys() == {"what", "message"}
     assert (result["unprovable"], result["failures"]) == ([], [])
-
-
-def test_what_a_storage_does_not_keep_is_named(
-    config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Registry, "make_storage", lambda *_, **__: MemoryEvents())
-    done = run("verify", "--config", config)
-    assert done.exit_code == 0
-    assert "users\tnot kept\n" in done.stdout
-    assert "users\tchecked" not in done.stdout
-    done = run("verify", "--config", config, "--json")
-    assert "users" in json.loads(done.stdout)["notKept"]
 
 
 def test_more_than_ten_differences_are_counted(
@@ -173,7 +159,7 @@ def test_the_memory_does_not_grow_with_the_store(tmp_path: Path) -> None:
         folder.mkdir()
         path = config_file(folder)
 
-        async def fill(store: EventStore) -> None:
+        async def fill(store: Storage) -> None:
             for start in range(0, users, 500):
                 numbers = map(str, range(start, start + 500))
                 traits = {"a": "x" * 2000}

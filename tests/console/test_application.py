@@ -19,7 +19,7 @@ from engage.console.sign_in import sessions as sessions_module
 from engage.console.sign_in.links import hash_of, link_record, new_token
 from engage.upkeep.audit import AUDIT, read_entry
 from support.console import BrokenStore, console_here, sign_in_here
-from support.memory_store import MemoryStore, PlainEvents
+from support.memory_store import MemoryStore
 from support.waiting import eventually
 
 
@@ -27,29 +27,6 @@ from support.waiting import eventually
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read the records for each request, without the pause of two seconds."""
     monkeypatch.setattr(sessions_module, "REFRESH_SECONDS", 0.0)
-
-
-async def test_a_storage_without_records_has_a_console(tmp_path: Path) -> None:
-    """Links and sessions are in memory; pages that lack their source say so."""
-    async with console_here(tmp_path, PlainEvents()) as (console, client):
-        assert (await client.get("audit")).status_code == 303
-        await sign_in_here(console, client)
-        for path, words in (
-            ("", ""),
-            ("live", "cannot show its newest events"),
-            ("live.json", ""),
-            ("events", "cannot show its newest events"),
-            ("rejected", "keeps no rejected events"),
-            ("keys", "keeps no write keys"),
-            ("users", "keeps no profiles"),
-            ("audit", "keeps no audit"),
-            ("system", ""),
-        ):
-            answer = await client.get(path)
-            assert answer.status_code == 200, path
-            assert words in answer.text, path
-        assert (await client.post("logout")).status_code == 303
-        assert (await client.get("audit")).status_code == 303
 
 
 async def test_a_link_is_not_used_up_while_the_storage_is_away(tmp_path: Path) -> None:

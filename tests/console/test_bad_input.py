@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from engage.api import DeadLetterStore, EventStore
 from engage.console.headers import HEADERS
+from engage.store.facade import Storage
 from engage.testing.factories import event, identify, letter
 from support import console_data
 from support.console import browser, console_url, make_link
@@ -212,8 +212,7 @@ def strangers(server: Server) -> Server:
     ]
     traits = identify("m-user", "wide", traits={"a": json.loads(WIDE)})
 
-    async def fill(store: EventStore) -> None:
-        assert isinstance(store, DeadLetterStore)
+    async def fill(store: Storage) -> None:
         assert all(await store.keep(letters))
         await store.write([*events, traits])
 
@@ -278,8 +277,7 @@ def test_a_letter_with_an_impossible_time_gets_pages(
 ) -> None:
     odd = letter(f"at{at}", received_at=at, operation="track", envelope=b"{}", user_id="timeless")
 
-    async def fill(store: EventStore) -> None:
-        assert isinstance(store, DeadLetterStore)
+    async def fill(store: Storage) -> None:
         assert all(await store.keep([odd]))
 
     on_store(strangers.config, fill)

@@ -87,8 +87,7 @@ async def test_an_alarm_is_on_both_pages(tmp_path: Path, broker: MemoryBroker) -
             assert "acknowledged events may be lost" in shown
             assert "partition 1 (expected 1, begins at 2)" in shown
         broker.commit("engage", {1: 2})
-        records = console.records
-        assert records is not None
+        records = console.store
         body = b'{"partition": 1, "expected": 1, "first": 2}'
         await records.put_record(
             Record(kind="log_gap", workspace_id="", id="1-1", body=body, at=broker.clock())

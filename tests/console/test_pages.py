@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from engage.api import Backup, DeadLetter, DeadLetterStore, EventStore, RecordStore
+from engage.api import Backup, DeadLetter
+from engage.store.facade import Storage
 from engage.upkeep.audit import Actor
 from engage.upkeep.backups import record_backup
 from support.commands import run
@@ -51,8 +52,7 @@ def send(server: Server, path: str, body: Any, key: str = "key-of-pages") -> htt
 
 
 def letters_of(server: Server, workspace: str = "pages") -> list[DeadLetter]:
-    async def read(store: EventStore) -> list[DeadLetter]:
-        assert isinstance(store, DeadLetterStore)
+    async def read(store: Storage) -> list[DeadLetter]:
         page = await store.scan_dead_letters(workspace, after=None, limit=1000)
         return list(page.items)
 
@@ -286,8 +286,7 @@ def test_the_last_backup_is_shown(server: Server, client: httpx.Client, tmp_path
     assert facts["Its file"].startswith(f"{tmp_path}/backup.db (")
     assert "The last backup of the store was made" not in page
 
-    async def age(store: EventStore) -> None:
-        assert isinstance(store, RecordStore)
+    async def age(store: Storage) -> None:
         made_at = time.time_ns() // 1_000_000 - 50 * 3_600_000
         made = Backup(made_at=made_at, events=5, size=1 << 20)
         actor = Actor(who="ann", origin="command line on host")

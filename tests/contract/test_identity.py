@@ -13,7 +13,6 @@ from typing import Any
 import orjson
 import pytest
 
-from engage.api import ProfileStore
 from engage.log.letters import letter_of_event
 from engage.monitoring.metrics import Metrics
 from engage.pipeline.dead_letters import Conflict
@@ -321,7 +320,6 @@ async def test_it_is_verified_in_front_of_a_log(tmp_path: Path) -> None:
 
 async def test_a_profile_belongs_to_who_has_the_hash(tmp_path: Path) -> None:
     async with verifying(tmp_path) as server:
-        assert isinstance(server.app.store, ProfileStore)
         owner = {"userId": "u", "traits": {"email": "a@b.co"}}
         proof = {"context": {"userHash": hash_of("u")}}
         assert (await server.send("/v1/identify", {**owner, **proof})).status == 200

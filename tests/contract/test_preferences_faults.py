@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 import httpx
 import pytest
 
-from engage.api import StorageUnavailable, Suppression, SuppressionStore
+from engage.api import StorageUnavailable, Suppression
 from engage.store.suppressions import hashed_address
 from support import console_data
 from support.people import KEY
@@ -111,7 +111,6 @@ async def test_what_is_suppressed_is_shown(tmp_path: Path) -> None:
     """Of the address that the link names, or that surely is the user's."""
     async with serving(tmp_path, config_extra=GROUPS + SERVER_KEY) as server:
         store = server.app.store
-        assert isinstance(store, SuppressionStore)
         await store.suppress(
             [
                 Suppression(
@@ -169,7 +168,6 @@ async def test_what_is_suppressed_of_an_erased_person_is_shown(tmp_path: Path) -
     config = f'{GROUPS}\n[erasures]\nkey = "{KEY}"\n'
     async with serving(tmp_path, config_extra=config) as server:
         store = server.app.store
-        assert isinstance(store, SuppressionStore)
         at = 1_700_000_000_000
         common: Any = {"workspace_id": "acme", "channel": "email", "reason": "bounce", "at": at}
         hashed = hashed_address(KEY, "acme", "email", "ann@example.com")

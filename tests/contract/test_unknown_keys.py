@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from engage.api import EventStore, StorageUnavailable
+from engage.api import StorageUnavailable
 from engage.keys import table as keys
 from engage.keys.changes import create_key
+from engage.store.facade import Storage
 from engage.upkeep.audit import Actor
 from support.server_inprocess import BASIC, Serving, Valve, basic, serving
 from support.waiting import eventually
@@ -38,14 +39,14 @@ class Reads:
     def __init__(self) -> None:
         self.count = 0
 
-    def __call__(self, store: EventStore) -> None:
-        read: Callable[[str], Awaitable[int]] = store.records_version  # type: ignore[attr-defined]
+    def __call__(self, store: Storage) -> None:
+        read: Callable[[str], Awaitable[int]] = store.records_version
 
         async def counted(kind: str) -> int:
             self.count += kind == "key"
             return await read(kind)
 
-        store.records_version = counted  # type: ignore[attr-defined]
+        store.records_version = counted  # type: ignore[method-assign]
 
 
 def places(key: str) -> list[dict[str, Any]]:
@@ -120,8 +121,8 @@ async def test_only_a_refresh_that_began_later_counts(
     reading = asyncio.Event()
     hanging = asyncio.Event()
 
-    def meddle(store: EventStore) -> None:
-        read: Callable[[str], Awaitable[int]] = store.records_version  # type: ignore[attr-defined]
+    def meddle(store: Storage) -> None:
+        read: Callable[[str], Awaitable[int]] = store.records_version
 
         async def late(kind: str) -> int:
             version = await read(kind)
@@ -130,7 +131,7 @@ async def test_only_a_refresh_that_began_later_counts(
                 await gate.wait()
             return version
 
-        store.records_version = late  # type: ignore[attr-defined]
+        store.records_version = late  # type: ignore[method-assign]
 
     async with serving(tmp_path, meddle=meddle) as server:
         reading.set()

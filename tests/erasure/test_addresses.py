@@ -16,7 +16,7 @@ import pytest
 from engage.api import EngageError, Kind, Subject
 from engage.erasure.addresses import addresses_in, named_addresses
 from engage.erasure.erase import Receipt, erase_user, repeat
-from engage.erasure.person import erasable, export_person, other_addresses, person_of
+from engage.erasure.person import export_person, other_addresses, person_of
 from engage.store.keys import hash_of
 from engage.store.suppressions import hashed_address
 from engage.testing import MemoryStore
@@ -160,7 +160,7 @@ async def test_a_named_address_is_taken_whoever_claims_it(store: Any, tmp_path: 
     )
     workspace = config(tmp_path).workspaces[0]
     person = await person_of(store, workspace, "u7")
-    others = await other_addresses(erasable(store), workspace, person)
+    others = await other_addresses(store, workspace, person)
     assert others == {ANN: True}
     found = await exported(store, tmp_path, "u7", ANN)
     kinds = [one["record"] for one in found]

@@ -35,7 +35,7 @@ from engage.upkeep.erasures import ErasuresFileError
 from engage.upkeep.tombstones import Tombstones, put_tombstones
 from support.loaders import caught_up, loading, put
 from support.memory_log import MemoryBroker
-from support.memory_store import MemoryEvents, events_of, letters_of
+from support.memory_store import events_of, letters_of
 from support.people import ACTOR, ADDRESSES, KEY, config, fill, lines, on_each, traces
 from support.rules.erasures import change
 from support.sqlite import make
@@ -250,11 +250,6 @@ async def test_nothing_is_erased_without_a_key_or_a_file(store: Any, tmp_path: P
     with pytest.raises(ErasuresFileError, match="a hash of another key"):
         await erase_user(store, config(tmp_path, key=KEY[::-1]), "acme", "ann", actor=ACTOR)
     assert (await lines(store), path.read_bytes()) == (before, noted)
-
-
-async def test_a_storage_without_the_interface_says_so(tmp_path: Path) -> None:
-    with pytest.raises(EngageError, match="cannot erase people"):
-        await erased(MemoryEvents(), tmp_path)
 
 
 @on_each

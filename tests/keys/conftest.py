@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import pytest
 
-from engage.api import RecordStore
+from engage.store.facade import Storage
 from engage.testing import MemoryStore
 
 
 @pytest.fixture
-def store() -> RecordStore:
+def store() -> Storage:
     """A new store in memory."""
     return MemoryStore()

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 import pytest
 
-from engage.api import EngageError, EventStore, Record, RecordStore
+from engage.api import EngageError, Record
 from engage.config import Workspace, WriteKey
 from engage.keys.changes import KeyChangedError, KeyState, change_key, create_key
 from engage.keys.effective import (
@@ -25,9 +25,9 @@ from engage.keys.effective import (
     rate_of,
     shown_rate,
 )
+from engage.store.facade import Storage
 from engage.upkeep.audit import AUDIT, Actor, read_entry
 from support.each import each
-from support.memory_store import MemoryEvents
 
 ACME = Workspace(
     id="acme",
@@ -123,7 +123,7 @@ def test_the_state_of_a_stored_key(body: dict[str, Any], disabled: bool, archive
     assert (key.disabled, key.archived, key.version) == (disabled, archived, 3)
 
 
-async def test_a_server_key_is_in_the_store_as_its_hash(store: RecordStore) -> None:
+async def test_a_server_key_is_in_the_store_as_its_hash(store: Storage) -> None:
     made = await create(store, "backend", options={"kind": "server"})
     digest = hashlib.sha256(made.key.encode()).hexdigest()
     record = await store.get_record(KEY, "acme", "backend")
@@ -142,7 +142,7 @@ async def test_a_server_key_is_in_the_store_as_its_hash(store: RecordStore) -> N
     assert "is the same" in both.problems[0]
 
 
-async def test_the_options_of_a_key_are_those_of_the_config(store: RecordStore) -> None:
+async def test_the_options_of_a_key_are_those_of_the_config(store: Storage) -> None:
     options = {"origins": ["https://shop.example.com"], "operations": ["track", "page"]}
     made = await create(store, "shop", options=options)
     assert options_of(made) == options
@@ -165,7 +165,7 @@ async def test_the_options_of_a_key_are_those_of_the_config(store: RecordStore) 
     ],
 )
 async def test_an_option_that_is_not_possible_is_refused(
-    store: RecordStore, options: dict[str, Any], message: str
+    store: Storage, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(EngageError, match=message):
         await create(store, "new", options=options)
@@ -197,22 +197,13 @@ def test_an_override_without_its_key_is_reported() -> None:
     assert "'gone'" in problem
 
 
-async def test_a_storage_without_records_has_the_keys_of_the_config() -> None:
-    store = MemoryEvents()
-    assert [key.id for key in (await list_keys(store, WORKSPACES)).keys] == ["website", "old"]
-    with pytest.raises(EngageError, match="add them to the config file"):
-        await create(store, "ios")
-
-
 # ----------------------------------------------------------------------------------------- changes
-async def create(store: EventStore | RecordStore, key_id: str, **options: Any) -> Key:
-    assert isinstance(store, EventStore)
+async def create(store: Storage, key_id: str, **options: Any) -> Key:
     options.setdefault("workspace_id", "acme")
     return await create_key(store, WORKSPACES, key_id=key_id, actor=ANN, now=NOW, **options)
 
 
-async def keys_of(store: RecordStore) -> dict[str, Key]:
-    assert isinstance(store, EventStore)
+async def keys_of(store: Storage) -> dict[str, Key]:
     return {key.id: key for key in (await list_keys(store, WORKSPACES)).keys}
 
 
@@ -222,7 +213,7 @@ async def change(store: Any, key_id: str, state: KeyState, expected: int | None 
     )
 
 
-async def entries(store: RecordStore) -> list[tuple[str, str]]:
+async def entries(store: Storage) -> list[tuple[str, str]]:
     """Return the actions in the audit and their keys, oldest first."""
     page = await store.list_records(AUDIT, limit=100)
     read = sorted(map(read_entry, page.items), key=lambda entry: entry.action)
@@ -231,7 +222,7 @@ async def entries(store: RecordStore) -> list[tuple[str, str]]:
     return [(entry.action, entry.details["key"]) for entry in read]
 
 
-async def test_a_key_is_created(store: RecordStore) -> None:
+async def test_a_key_is_created(store: Storage) -> None:
     made = await create(store, "ios", name=" iOS app ")
     assert re.fullmatch("[0-9a-f]{32}", made.key)
     assert (await keys_of(store))["ios"] == made
@@ -262,7 +253,7 @@ async def test_a_key_is_created(store: RecordStore) -> None:
     ],
 )
 async def test_a_key_that_is_not_possible_is_refused(
-    store: RecordStore, key_id: str, options: dict[str, Any], message: str
+    store: Storage, key_id: str, options: dict[str, Any], message: str
 ) -> None:
     made = await create(store, "ios")
     with pytest.raises(EngageError, match=message):
@@ -270,7 +261,7 @@ async def test_a_key_that_is_not_possible_is_refused(
     assert (await keys_of(store))["ios"] == made
 
 
-async def test_the_id_of_an_archived_key_stays_taken(store: RecordStore) -> None:
+async def test_the_id_of_an_archived_key_stays_taken(store: Storage) -> None:
     await create(store, "ios")
     assert await change(store, "ios", "archived")
     assert not await change(store, "ios", "archived")
@@ -284,7 +275,7 @@ async def test_the_id_of_an_archived_key_stays_taken(store: RecordStore) -> None
     assert await entries(store) == [("key-archived", "ios"), ("key-created", "ios")]
 
 
-async def test_what_another_version_wrote_into_a_record_stays(store: RecordStore) -> None:
+async def test_what_another_version_wrote_into_a_record_stays(store: Storage) -> None:
     await store.put_record(stored("ios", "a" * 32, later={"x": 1}))
     assert await change(store, "ios", "disabled")
     record = await store.get_record(KEY, "acme", "ios")
@@ -293,7 +284,7 @@ async def test_what_another_version_wrote_into_a_record_stays(store: RecordStore
     assert (body["later"], body["disabled"]) == ({"x": 1}, True)
 
 
-async def test_a_change_that_is_not_possible_is_refused(store: RecordStore) -> None:
+async def test_a_change_that_is_not_possible_is_refused(store: Storage) -> None:
     impossible: tuple[tuple[KeyState, str, str], ...] = (
         ("disabled", "nope", "does not exist"),
         ("enabled", "old", "is disabled in the config file"),
@@ -305,12 +296,12 @@ async def test_a_change_that_is_not_possible_is_refused(store: RecordStore) -> N
     # It is disabled already, and stays so when the file changes.
     assert not await change(store, "old", "disabled")
     with pytest.raises(EngageError, match="workspace 'nope'"):
-        await change_key(store, WORKSPACES, "nope", "ios", "disabled", actor=ANN, now=NOW)  # type: ignore[arg-type]
+        await change_key(store, WORKSPACES, "nope", "ios", "disabled", actor=ANN, now=NOW)
     assert await entries(store) == []
 
 
 @pytest.mark.parametrize("key_id", ["ios", "website"])
-async def test_two_operators_do_not_overwrite_each_other(store: RecordStore, key_id: str) -> None:
+async def test_two_operators_do_not_overwrite_each_other(store: Storage, key_id: str) -> None:
     """Both look at a page, and the second one acts on what is there no more."""
     await create(store, "ios")
     seen = (await keys_of(store))[key_id].version
@@ -322,7 +313,7 @@ async def test_two_operators_do_not_overwrite_each_other(store: RecordStore, key
     assert (await keys_of(store))[key_id].disabled
 
 
-async def test_of_many_at_once_one_succeeds(store: RecordStore) -> None:
+async def test_of_many_at_once_one_succeeds(store: Storage) -> None:
     made = await asyncio.gather(*(create(store, "ios") for _ in range(8)), return_exceptions=True)
     assert sum(isinstance(one, Key) for one in made) == 1
     assert sum(isinstance(one, EngageError) for one in made) == 7
@@ -342,7 +333,7 @@ async def test_of_many_at_once_one_succeeds(store: RecordStore) -> None:
     ]
 
 
-async def test_many_keys_are_read(store: RecordStore) -> None:
+async def test_many_keys_are_read(store: Storage) -> None:
     """More than one page of records."""
     for number in range(1100):
         await store.put_record(stored(f"k{number}", f"{number:032x}"))

@@ -12,7 +12,7 @@ from typing import Any, cast
 import orjson
 import pytest
 
-from engage.api import Record, RecordStore, StorageUnavailable
+from engage.api import Record, StorageUnavailable
 from engage.config import Workspace
 from engage.errors import ApiError
 from engage.keys import table as keys
@@ -20,7 +20,7 @@ from engage.keys.auth import Authenticator, UnknownKeyError
 from engage.keys.effective import KEY, OVERRIDE
 from engage.keys.table import KeyTable
 from engage.monitoring import logs
-from support.memory_store import MemoryEvents
+from engage.store.facade import Storage
 from support.pipeline import ACME, NOW, OTHER
 from support.server_inprocess import Valve
 from support.waiting import eventually
@@ -52,13 +52,13 @@ class Table(KeyTable):
         await self.close()
 
 
-async def put(store: RecordStore, key_id: str, kind: str = KEY, **body: Any) -> None:
+async def put(store: Storage, key_id: str, kind: str = KEY, **body: Any) -> None:
     body = {"key": STORED, **body} if kind == KEY else body
     encoded = orjson.dumps(body)
     await store.put_record(Record(kind=kind, workspace_id="acme", id=key_id, body=encoded, at=NOW))
 
 
-async def test_changes_are_followed(store: RecordStore) -> None:
+async def test_changes_are_followed(store: Storage) -> None:
     await put(store, "ios")
     async with Table(store) as table:
         assert (table.code(STORED), table.code("key-1")) == ("ios", "website")
@@ -76,7 +76,7 @@ async def test_changes_are_followed(store: RecordStore) -> None:
 
 
 async def test_records_are_read_again_only_after_a_change(
-    store: RecordStore, monkeypatch: pytest.MonkeyPatch
+    store: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And now and then, in case that a version was lost."""
     lists, versions = 0, 0
@@ -105,7 +105,7 @@ async def test_records_are_read_again_only_after_a_change(
 
 
 async def test_the_table_stays_while_the_store_is_away(
-    store: RecordStore, caplog: pytest.LogCaptureFixture
+    store: Storage, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One line says that it is away, and one that it is back."""
     valve = Valve("records_version")
@@ -123,18 +123,7 @@ async def test_the_table_stays_while_the_store_is_away(
             assert bool(caplog.records[0].exc_info) == isinstance(error, ZeroDivisionError)
 
 
-async def test_a_storage_without_records_has_the_keys_of_the_config() -> None:
-    """Nothing waits."""
-    table = Table(MemoryEvents())
-    assert table.loaded
-    async with table:
-        assert (table.code("key-1"), table.code("nope")) == ("website", "invalid_write_key")
-        async with asyncio.timeout(0.1):
-            with pytest.raises(UnknownKeyError):
-                await table.wait(UnknownKeyError())
-
-
-async def test_at_most_1000_wait(store: RecordStore) -> None:
+async def test_at_most_1000_wait(store: Storage) -> None:
     valve = Valve("records_version")
     valve(cast("Any", store))
     async with Table(store) as table:
@@ -155,7 +144,7 @@ async def test_at_most_1000_wait(store: RecordStore) -> None:
         assert outcomes[1:] == [None] * 1000
 
 
-async def test_who_waits_when_the_table_closes_gets_a_503(store: RecordStore) -> None:
+async def test_who_waits_when_the_table_closes_gets_a_503(store: Storage) -> None:
     table = Table(store)
     await table.start()
     waiting = asyncio.create_task(table.wait(UnknownKeyError()))
@@ -167,7 +156,7 @@ async def test_who_waits_when_the_table_closes_gets_a_503(store: RecordStore) ->
     assert caught.value.code == "storage_unavailable"
 
 
-async def test_a_waiting_request_does_not_hold_its_decoded_body(store: RecordStore) -> None:
+async def test_a_waiting_request_does_not_hold_its_decoded_body(store: Storage) -> None:
     """The traceback of the error would: its frames have the body."""
 
     def decode() -> None:
@@ -182,7 +171,7 @@ async def test_a_waiting_request_does_not_hold_its_decoded_body(store: RecordSto
         assert caught.value.__traceback__ is None
 
 
-async def test_keys_of_the_store_are_masked_in_the_log(store: RecordStore) -> None:
+async def test_keys_of_the_store_are_masked_in_the_log(store: Storage) -> None:
     """Those that are created later, too, and those that a key of the config hides."""
     later, hidden = "f" * 32, "e" * 32
     stream = io.StringIO()
@@ -202,7 +191,7 @@ async def test_keys_of_the_store_are_masked_in_the_log(store: RecordStore) -> No
     assert stream.getvalue().count("the config has a key with this id") == 1
 
 
-async def test_a_store_that_hangs_does_not_delay_the_start_for_long(store: RecordStore) -> None:
+async def test_a_store_that_hangs_does_not_delay_the_start_for_long(store: Storage) -> None:
     valve = Valve("records_version")
     valve(cast("Any", store))
     valve.gate.clear()

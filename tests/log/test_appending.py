@@ -26,7 +26,7 @@ from engage.log.ingest import LogIngest
 from engage.testing.factories import letter
 from support.log_loading import items_of
 from support.memory_log import MemoryBroker, MemoryLog
-from support.memory_store import MemoryEvents, MemoryStore
+from support.memory_store import MemoryStore
 from support.pipeline import CountingMetrics, make_event, turns
 from support.waiting import eventually
 
@@ -311,14 +311,6 @@ async def test_a_letter_that_is_not_durable_is_an_error() -> None:
         assert one.metrics.log_errors == 1
         one.broker.leaderless.clear()
         await eventually(lambda: one.broker.records)  # late, which does no harm
-
-
-async def test_letters_are_dropped_if_the_storage_keeps_none() -> None:
-    """The loaders would drop them, too."""
-    async with Fixture(store=MemoryEvents()) as one:
-        assert await one.ingest.keep([letter("x")]) == [False]
-        assert not one.broker.records
-        assert one.metrics.lost == {"dead_letter": 1}
 
 
 async def test_an_event_that_is_never_a_conflict_says_so_in_its_record() -> None:

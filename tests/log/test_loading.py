@@ -147,12 +147,9 @@ async def test_a_refused_event_does_not_stop_its_partition() -> None:
     assert running.metrics.loads["refused"] == 2
 
 
-@pytest.mark.parametrize("keeps_letters", [True, False])
-async def test_no_budget_drops_the_letter_of_an_acknowledged_event(keeps_letters: bool) -> None:
-    broker = MemoryBroker()
-    store: MemoryEvents = MemoryStore() if keeps_letters else MemoryEvents()
-    if isinstance(store, MemoryStore):
-        store.full = {"api", "conflict"}
+async def test_no_budget_drops_the_letter_of_an_acknowledged_event() -> None:
+    broker, store = MemoryBroker(), MemoryStore()
+    store.full = {"api", "conflict"}
     store.refuse["a"] = "no"
     put(broker, *events("a", "b"), *events("b", properties={"n": 2}), letter("refused"))
     running = await load_all(broker, store)

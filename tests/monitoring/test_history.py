@@ -10,7 +10,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from engage.api import Count, CountStore, Record, RecordStore, StorageUnavailable
+from engage.api import Count, Record, StorageUnavailable
 from engage.monitoring import history as module
 from engage.monitoring.history import (
     DAY,
@@ -28,6 +28,7 @@ from engage.monitoring.metrics import Metrics
 from engage.monitoring.recorder import REFUSED_RECORD, expire_history, record_periodically
 from engage.monitoring.refusals import MAX_ENTRIES, Refusal, Refusals, key_prefix
 from engage.store.counts import COUNTS
+from engage.store.facade import Storage
 from engage.testing import MemoryStore
 from support.each import each
 from support.server_inprocess import serving
@@ -37,7 +38,7 @@ NOON = 1_795_348_800_000
 
 
 async def sums(
-    store: CountStore, step: int = MINUTE
+    store: Storage, step: int = MINUTE
 ) -> Mapping[tuple[int, str, tuple[str, ...]], int]:
     page = await store.counts(step, since=0, until=NOON * 2, limit=1000)
     return {(count.at, count.name, count.labels): count.total for count in page.items}
@@ -249,7 +250,7 @@ def test_made_up_keys_do_not_hide_other_refusals() -> None:
     assert entries[-1]["code"] == "invalid_json"
 
 
-async def recorded(store: RecordStore, history: History) -> Record:
+async def recorded(store: Storage, history: History) -> Record:
     """Return the record of the refused requests, some seconds later."""
     await asyncio.sleep(3)
     record = await store.get_record(REFUSED_RECORD, "", history.process)

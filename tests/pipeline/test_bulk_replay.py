@@ -16,9 +16,8 @@ from engage.pipeline.bulk_replay import BulkReplay
 from engage.testing.factories import letter
 from engage.upkeep.audit import AUDIT, Actor, read_entry
 from engage.upkeep.letter_groups import LetterFilter
-from support.memory_store import MemoryDeadLetters, MemoryEvents
 from support.pipeline import NOW
-from support.replay import Bench, compose, make_bench
+from support.replay import Bench, make_bench
 from support.waiting import eventually
 
 ACTOR = Actor(who="ann", origin="command line")
@@ -177,14 +176,3 @@ async def test_an_unexpected_error_stops_a_replay(
         await put_letters(bench, 60)
         monkeypatch.setattr(bench.replays, "replay_all", broken)
         assert (await ended(bench)).state == "stopped"
-
-
-class Plain(MemoryEvents, MemoryDeadLetters):
-    """A storage with dead letters and without records."""
-
-
-async def test_a_storage_without_records_replays_too() -> None:
-    bench = compose(Plain())
-    await put_letters(bench, 40)
-    replay = await ended(bench)
-    assert (replay.state, replay.stored) == ("done", 40)

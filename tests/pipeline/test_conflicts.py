@@ -16,11 +16,11 @@ from typing import Any
 import orjson
 import pytest
 
-from engage.api import DeadLetterBudget, DeadLetterStore, EventFilter, StorageUnavailable
+from engage.api import DeadLetterBudget, EventFilter, StorageUnavailable
 from engage.config import Limits
 from engage.pipeline.conflicts import mark_of
 from engage.testing.factories import all_pages, event
-from support.memory_store import MemoryEvents, MemoryStore
+from support.memory_store import MemoryStore
 from support.people import KEY
 from support.pipeline import (
     BAD,
@@ -121,18 +121,6 @@ async def test_a_delivery_whose_conflict_cannot_be_kept_is_sent_again() -> None:
     core.store.full = {"webhook"}
     error = await error_of(core.pipeline.deliver("acme", "stripe", [conflict(2)]))
     assert (error.status, error.code) == (503, "overloaded")
-
-
-@pytest.mark.parametrize("with_stored", [True, False])
-async def test_a_storage_without_dead_letters_refuses_conflicts(with_stored: bool) -> None:
-    store = MemoryEvents()
-    store.with_stored = with_stored
-    core = make_core(store)  # type: ignore[arg-type]
-    await send_event(core, FIRST)
-    await send_event(core, FIRST)
-    assert (await error_of(send_event(core, OTHER))).code == CODE
-    [rejected] = (await send_batch(core, [OTHER])).rejected
-    assert rejected.error.code == CODE
 
 
 async def test_an_event_is_not_acknowledged_when_the_stored_one_has_just_expired() -> None:
@@ -412,27 +400,6 @@ async def test_junk_of_a_public_key_does_not_use_up_the_room_for_conflicts(
         assert core.metrics.lost["conflict"] == 1
     finally:
         await store.close()
-
-
-async def test_a_storage_of_third_parties_keeps_letters_with_put_alone() -> None:
-    class Old(MemoryStore):
-        keep = DeadLetterStore.keep
-        puts = 0
-
-        async def put(self, letters: Any) -> int:
-            self.puts += 1
-            return sum(letter.id.startswith("0") for letter in letters)
-
-    core = make_core(Old())
-    await send_event(core, FIRST)
-    answers = []
-    for number in range(100):
-        try:
-            await send_event(core, conflict(number))
-            answers.append(200)
-        except Exception as error:
-            answers.append(error.status)  # type: ignore[attr-defined]
-    assert set(answers) == {200, 400}
 
 
 def test_a_budget_has_three_parts() -> None:

@@ -14,15 +14,16 @@ from urllib.parse import urlencode
 import orjson
 import pytest
 
-from engage.api import MAX_USERS, Kind, Page, ProfileStore, StorageUnavailable, Subject
+from engage.api import MAX_USERS, Kind, Page, StorageUnavailable, Subject
 from engage.config import SubscriptionGroup
 from engage.errors import ApiError
 from engage.keys.links import STEP, subscription_hash
-from engage.pipeline.subscriptions import Source, Subscriptions
+from engage.pipeline.subscriptions import Source
+from engage.store.facade import Storage
 from engage.store.suppressions import hashed_address
 from engage.testing.factories import suppression
 from support.each import each
-from support.memory_store import MemoryEvents, MemoryStore, MemorySubscriptions, suppressions_of
+from support.memory_store import MemoryStore, suppressions_of
 from support.pipeline import ACME, NOW, SECRET, error_of, make_core, turns
 
 pytestmark = pytest.mark.virtual_time
@@ -225,7 +226,7 @@ async def test_a_link_from_before_that_only_a_visitor_fits_unsubscribes() -> Non
 
 async def test_a_storage_without_holders_tries_the_users_that_it_finds() -> None:
     class Default(MemoryStore):
-        holders = ProfileStore.holders
+        holders = Storage.holders
 
     store = Default()
     store.users["acme", "email", "ada@example.com"] = [f"u-{number}" for number in range(100)]
@@ -599,17 +600,6 @@ async def test_a_storage_that_does_not_answer_is_unavailable() -> None:
         await put(Slow(), body(), write_timeout=0.05)
     with pytest.raises(StorageUnavailable):
         await put(SlowToApply(), body(userId="u-1"), write_timeout=0.05)
-
-
-async def test_a_storage_without_profiles_finds_users_only_by_id() -> None:
-    class WithoutProfiles(MemoryEvents, MemorySubscriptions): ...
-
-    service = Subscriptions(
-        [ACME], WithoutProfiles(), clock=lambda: NOW, timeout=5, resubscriptions=50
-    )
-    assert (await service.change(body(userId="u-1")))["news"] is False
-    with pytest.raises(ApiError):
-        await service.change(body())
 
 
 # ------------------------------------------------------------------------- objections of an address

@@ -14,7 +14,6 @@ from engage.config import Config, load
 from engage.config.schema_check import SettingsError
 from engage.registry import PluginError, Registry
 from engage.registry.discovery import KINDS, Discovered, Registered
-from engage.testing.memory_store import MemoryCounts, MemorySuppressions
 from support.each import each
 from support.memory_store import MemoryEvents, MemoryProfiles, MemorySubscriptions
 
@@ -38,12 +37,8 @@ class Events(MemoryEvents):
         self.context = context
 
 
-class Whole(Events, MemoryProfiles, MemorySubscriptions, MemorySuppressions, MemoryCounts):
+class Whole(Events, MemoryProfiles, MemorySubscriptions):
     """A storage with profiles, subscriptions, suppressions and counters."""
-
-
-class Chosen(Events, MemorySubscriptions):
-    """A storage with subscriptions, and without suppressions."""
 
 
 class Mailer:
@@ -387,38 +382,6 @@ def test_the_text_of_a_factorys_error_has_no_secret(config: Any) -> None:
     with pytest.raises(PluginError) as caught:
         registry(storage={"s": _raises(ValueError("bad: hunter2"))}).make_storage(chosen)
     assert str(caught.value).endswith("ValueError: bad: ***")
-
-
-@pytest.mark.parametrize("storage", [Events, Chosen])
-def test_unsubscribes_need_a_storage_that_can_apply_them(config: Any, storage: Any) -> None:
-    missing = "subscriptions" if storage is Events else "suppressed addresses"
-    chosen = config('[storage]\nbackend = "s"', MAILER)
-    with pytest.raises(ConfigError, match=f"does not store {missing}, but workspaces.unsubscribes"):
-        registry(storage={"s": storage}).make_storage(chosen)
-    idle = config('[storage]\nbackend = "s"', MAILER.replace("channel", "none"))
-    registry(storage={"s": storage}).make_storage(idle)
-    registry(storage={"s": Whole}).make_storage(chosen)
-
-
-@each(
-    "workspace, said",
-    [
-        (GROUP, "does not store subscriptions, but workspaces.subscription_groups is set"),
-        (
-            'subscription_secret = "s"',
-            "does not store profiles, but workspaces.subscription_secret is",
-        ),
-        ("quota = { bytes_per_day = 1 }", "keeps no counters, but a quota is set"),
-    ],
-)
-def test_a_storage_that_lacks_a_configured_feature_is_an_error(
-    config: Any, workspace: str, said: str
-) -> None:
-    chosen = config('[storage]\nbackend = "sink"', workspace)
-    with pytest.raises(ConfigError, match=f"the storage 'sink' {said}"):
-        registry(storage={"sink": Events}).make_storage(chosen)
-    whole = config('[storage]\nbackend = "whole"', workspace)
-    registry(storage={"whole": Whole}).make_storage(whole)
 
 
 def test_each_workspace_gets_its_providers(config: Any) -> None:

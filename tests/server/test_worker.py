@@ -14,11 +14,12 @@ from typing import Any
 import orjson
 import pytest
 
-from engage.api import Event, EventFilter, EventStore, StorageUnavailable
+from engage.api import Event, EventFilter, StorageUnavailable
 from engage.config import load
 from engage.http1.sockets import listen
 from engage.registry import load_plugins
 from engage.server import worker
+from engage.store.facade import Storage
 from engage.upkeep.retention import expire_periodically
 from engage_plugins.sqlite.store import SqliteStorage
 from support.http_client import RawClient
@@ -51,7 +52,7 @@ def _event(message_id: str, received_at: int) -> Event:
     )
 
 
-async def _ids(store: EventStore) -> list[str]:
+async def _ids(store: Storage) -> list[str]:
     page = await store.scan(EventFilter(), after=None, limit=10)
     return [event.message_id for event in page.items]
 
@@ -193,7 +194,7 @@ async def test_nothing_is_expired_while_the_store_closes(
     expiring: list[asyncio.Task[object]] = []
     close = SqliteStorage.close
 
-    async def expire(self: EventStore, before: int, *, limit: int, force: bool = False) -> int:
+    async def expire(self: Storage, before: int, *, limit: int, force: bool = False) -> int:
         """There is always more to expire."""
         task = asyncio.current_task()
         assert task is not None

@@ -12,13 +12,13 @@ from typing import Any
 
 import httpx
 
-from engage.api import EventStore, RecordStore
 from engage.app import build
 from engage.config import Config, load
 from engage.console.application import ConsoleServer, make_application
 from engage.console.process import make_console
 from engage.console.services import Console
 from engage.console.sign_in.links import SECONDS, hash_of, link_record, new_token
+from engage.store.facade import Storage
 from engage.testing.memory_store import Stored
 from support.exports import on_store, registry
 from support.http_client import listening
@@ -49,8 +49,7 @@ def make_link(config: Path, *, age: float = 0.0) -> str:
     token = new_token()
     made = round((time.time() - age) * 1000)
 
-    async def put(store: EventStore) -> None:
-        assert isinstance(store, RecordStore)
+    async def put(store: Storage) -> None:
         await store.put_record(link_record(hash_of(token), made), expected_version=0)
 
     on_store(config, put)
@@ -109,7 +108,7 @@ class Clock:
 class _Registry:
     """The installed plugins, with a storage of the test."""
 
-    def __init__(self, store: EventStore) -> None:
+    def __init__(self, store: Storage) -> None:
         self._store = store
 
     def __getattr__(self, name: str) -> Any:
@@ -117,7 +116,7 @@ class _Registry:
 
     def make_storage(
         self, config: Config, *, had_store: bool = False, supervised: bool = False
-    ) -> EventStore:
+    ) -> Storage:
         """Return the storage of the test."""
         return self._store
 
@@ -125,7 +124,7 @@ class _Registry:
 @contextlib.asynccontextmanager
 async def console_here(
     folder: Path,
-    store: EventStore,
+    store: Storage,
     *,
     config_extra: str = CONSOLE,
     server: str = "",

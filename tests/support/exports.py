@@ -15,9 +15,10 @@ from typing import Any, TypeVar
 
 import orjson
 
-from engage.api import Record, RecordStore
+from engage.api import Record
 from engage.config import load
 from engage.registry import Registry, load_plugins
+from engage.store.facade import Storage
 from engage.testing.factories import all_pages
 from engage.upkeep.audit import AUDIT, AuditEntry, read_entry
 from engage.upkeep.export import RecordKind, Selection, export
@@ -69,7 +70,7 @@ def on_store(config: Path, work: Callable[[Any], Awaitable[Result]]) -> Result:
 def records_in(config: Path, kind: str) -> list[Record]:
     """Return the records of a kind in the store of a config file, such as write keys."""
 
-    async def read(store: RecordStore) -> list[Record]:
+    async def read(store: Storage) -> list[Record]:
         return await all_pages(functools.partial(store.list_records, kind))
 
     return on_store(config, read)

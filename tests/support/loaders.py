@@ -10,10 +10,11 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from engage.api import DeadLetter, Event, EventLog, EventStore, record_of
+from engage.api import DeadLetter, Event, EventLog, record_of
 from engage.config import DEFAULT_LIMITS, LogConfig
 from engage.log.loading import PORTION_RECORDS, Loader, Range
 from engage.pipeline.ingest import Ingest
+from engage.store.facade import Storage
 from support.memory_log import MemoryBroker, MemoryLog
 from support.pipeline import CountingMetrics
 from support.waiting import eventually
@@ -46,7 +47,7 @@ class Loading:
 
 def start_loader(
     log: EventLog,
-    store: EventStore,
+    store: Storage,
     *,
     timeout: float = TIMEOUT,
     range_: Range | None = None,
@@ -89,9 +90,7 @@ def start_loader(
 
 
 @contextlib.asynccontextmanager
-async def loading(
-    broker: MemoryBroker, store: EventStore, **options: Any
-) -> AsyncIterator[Loading]:
+async def loading(broker: MemoryBroker, store: Storage, **options: Any) -> AsyncIterator[Loading]:
     """Run a loader on a broker, and drain it at the end."""
     log = MemoryLog(broker)
     await log.open(create=True)
@@ -113,7 +112,7 @@ async def caught_up(broker: MemoryBroker, group: str = "engage") -> None:
     )
 
 
-async def load_all(broker: MemoryBroker, store: EventStore) -> Loading:
+async def load_all(broker: MemoryBroker, store: Storage) -> Loading:
     """Run a loader until everything is committed, and return it."""
     async with loading(broker, store) as running:
         await caught_up(broker)

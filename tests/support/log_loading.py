@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from engage.api import DeadLetter, DeadLetterStore, Event, EventStore, unpack
+from engage.api import DeadLetter, Event, unpack
+from engage.store.facade import Storage
 from support.memory_log import MemoryBroker
 
 __all__ = ["items_of", "load"]
@@ -14,12 +15,11 @@ def items_of(broker: MemoryBroker) -> list[Event | DeadLetter]:
     return [unpack(read.record) for read in broker.records]
 
 
-async def load(broker: MemoryBroker, store: EventStore, group: str = "engage") -> None:
+async def load(broker: MemoryBroker, store: Storage, group: str = "engage") -> None:
     """Write everything that a group has not committed to a store, and commit it."""
     committed = broker.committed(group)
     wanted = [one for one in broker.records if one.offset >= committed.get(one.partition, 0)]
     items = [unpack(one.record) for one in wanted]
     await store.write([item for item in items if isinstance(item, Event)])
-    if isinstance(store, DeadLetterStore):
-        await store.keep([item for item in items if isinstance(item, DeadLetter)])
+    await store.keep([item for item in items if isinstance(item, DeadLetter)])
     broker.commit(group, broker.ends())

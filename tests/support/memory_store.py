@@ -12,7 +12,6 @@ from engage.api import (
     BudgetName,
     DeadLetter,
     Event,
-    EventStore,
     Kind,
     Outcome,
     Page,
@@ -77,7 +76,7 @@ def suppressions_of(store: Memory) -> list[Suppression]:
     return [*map(suppressions.suppression_of, store.stored.tables.rows(suppressions.SUPPRESSIONS))]
 
 
-class MemoryEvents(memory_store.MemoryEvents):
+class MemoryEvents(memory_store.MemoryStore):
     """Events only."""
 
     def __init__(self, *arguments: Any) -> None:
@@ -128,13 +127,7 @@ class MemoryEvents(memory_store.MemoryEvents):
         return self.expired[-1]
 
 
-class PlainEvents(MemoryEvents):
-    """What a storage must have, and nothing else."""
-
-    recent = EventStore.recent  # type: ignore[assignment]
-
-
-class MemoryProfiles(memory_store.MemoryProfiles):
+class MemoryProfiles(memory_store.MemoryStore):
     """Finds the users that a test put there, and no other."""
 
     def __init__(self, *arguments: Any) -> None:
@@ -161,7 +154,7 @@ class MemoryProfiles(memory_store.MemoryProfiles):
         return Page(items, str(end) if end < len(users) else None)
 
 
-class MemorySubscriptions(memory_store.MemorySubscriptions):
+class MemorySubscriptions(memory_store.MemoryStore):
     """The choices of users."""
 
     def __init__(self, *arguments: Any) -> None:
@@ -177,7 +170,7 @@ class MemorySubscriptions(memory_store.MemorySubscriptions):
         return await super().apply_all(changes)
 
 
-class MemoryDeadLetters(memory_store.MemoryDeadLetters):
+class MemoryDeadLetters(memory_store.MemoryStore):
     """Dead letters; a budget is full if the test says so."""
 
     def __init__(self, *arguments: Any) -> None:
@@ -204,10 +197,7 @@ class MemoryStore(
     MemoryEvents,
     MemoryProfiles,
     MemorySubscriptions,
-    memory_store.MemorySuppressions,
     MemoryDeadLetters,
-    memory_store.MemoryRecords,
-    memory_store.MemoryCounts,
 ):
     """Everything that a storage can keep."""
 

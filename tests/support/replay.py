@@ -14,13 +14,14 @@ from typing import Any
 
 import orjson
 
-from engage.api import DeadLetter, Event, EventFilter, EventStore, Transform, WebhookResult
+from engage.api import DeadLetter, Event, EventFilter, Transform, WebhookResult
 from engage.config import DEFAULT_LIMITS, Limits
 from engage.errors import ApiError
 from engage.pipeline.conflicts import Conflicts
 from engage.pipeline.explain import Explainer
 from engage.pipeline.replay import Replays
 from engage.pipeline.transforms import Transforms
+from engage.store.facade import Storage
 from engage.testing.factories import all_pages
 from support import mongo
 from support.memory_store import MemoryStore
@@ -95,7 +96,7 @@ async def make_bench(
 
 
 def compose(
-    store: EventStore,
+    store: Storage,
     transforms: Sequence[tuple[str, Transform]] = (),
     limits: Limits = DEFAULT_LIMITS,
 ) -> Bench:

@@ -14,17 +14,16 @@ from unittest import mock
 
 from engage.api import (
     DeadLetter,
-    DeadLetterStore,
     Event,
     EventFilter,
     EventLog,
-    EventStore,
     StorageUnavailable,
 )
 from engage.app import App, build
 from engage.config import Config, load
 from engage.keys import table as keys
 from engage.monitoring.metrics import Metrics
+from engage.store.facade import Storage
 from engage.testing.harness import eventually as working
 from support.exports import registry
 from support.http_client import Answer, RawClient, listening
@@ -102,7 +101,6 @@ class Serving:
 
     async def dead_letters(self) -> list[DeadLetter]:
         """Return the dead letters."""
-        assert isinstance(self.app.store, DeadLetterStore)
         page = await self.app.store.scan_dead_letters(None, after=None, limit=10_000)
         return list(page.items)
 
@@ -114,7 +112,7 @@ class Meddling:
     """
 
     def __init__(
-        self, meddle: Callable[[EventStore], None], broker: MemoryBroker | None = None
+        self, meddle: Callable[[Storage], None], broker: MemoryBroker | None = None
     ) -> None:
         self._meddle = meddle
         self._broker = broker
@@ -124,7 +122,7 @@ class Meddling:
 
     def make_storage(
         self, config: Config, *, had_store: bool = False, supervised: bool = False
-    ) -> EventStore:
+    ) -> Storage:
         """See :meth:`engage.registry.Registry.make_storage`."""
         store = registry().make_storage(config, had_store=had_store, supervised=supervised)
         self._meddle(store)
@@ -148,7 +146,7 @@ class Valve:
         self.gate = asyncio.Event()
         self.gate.set()
 
-    def __call__(self, store: EventStore) -> None:
+    def __call__(self, store: Storage) -> None:
         """Wrap the methods of a storage."""
         for name in self.methods:
             setattr(store, name, self._wrap(getattr(store, name)))
@@ -171,7 +169,7 @@ async def serving(
     workspace: str = "",
     config_extra: str = "",
     metrics: Metrics | None = None,
-    meddle: Callable[[EventStore], None] | None = None,
+    meddle: Callable[[Storage], None] | None = None,
     works: bool = True,
     broker: MemoryBroker | None = None,
     log: str = "",

@@ -13,13 +13,13 @@ from typing import Any
 from engage.api import (
     DeadLetterBudget,
     Event,
-    EventStore,
     Outcome,
     StorageContext,
     StorageUnavailable,
 )
 from engage.config import load
 from engage.store import events as storing
+from engage.store.facade import Storage
 from engage.store.keys import key_of
 from engage.testing import event
 from engage.testing.factories import store_all
@@ -90,7 +90,7 @@ def config_file(folder: Path, name: str = "engage") -> Path:
 
 
 @contextlib.asynccontextmanager
-async def open_store(path: Path) -> AsyncIterator[EventStore]:
+async def open_store(path: Path) -> AsyncIterator[Storage]:
     """Open (and create) the store of a config file."""
     store = registry().make_storage(load(path))
     await store.open(create=True)

@@ -13,7 +13,7 @@ import pytest
 
 from engage.api import Record
 from engage.testing.factories import AWKWARD, TIME, all_pages, count, letter, record
-from engage.testing.memory_store import MemoryEvents, MemoryStore
+from engage.testing.memory_store import MemoryStore
 from engage.upkeep import copy_records
 from engage.upkeep.copy import Counts, copy_all
 from support import mongo
@@ -140,15 +140,3 @@ async def test_letters_are_copied_with_what_a_replay_needs(tmp_path: Path, kind:
         assert [(one.operation, one.envelope) for one in found] == [
             (one.operation, one.envelope) for one in letters
         ]
-
-
-async def test_a_target_without_records_refuses_them() -> None:
-    store = MemoryStore()
-    await store.put_record(record("k"))
-    await store.put_record(record("s", kind="console-secret"))
-    await store.put_counts([count(1)])
-    counts = await copied(store, MemoryEvents())
-    assert (counts["write keys"].refused, counts["audit records"].refused) == (1, 0)
-    assert counts["write keys"].reasons == ["the target does not store records"]
-    assert counts["counters"].reasons == ["the target does not store counters"]
-    assert not counts["counters"].arrived

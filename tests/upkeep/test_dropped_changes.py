@@ -10,7 +10,7 @@ import pytest
 
 from engage.monitoring.throttle import LINE_SECONDS
 from engage.upkeep.dropped_changes import report_dropped_changes
-from support.memory_store import MemoryEvents, MemoryStore
+from support.memory_store import MemoryStore
 from support.pipeline import CountingMetrics
 
 
@@ -49,7 +49,3 @@ async def test_the_first_ones_are_logged_at_once_and_more_once_a_minute(
     reporting.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await reporting
-
-
-async def test_a_storage_without_profiles_drops_nothing() -> None:
-    await asyncio.wait_for(report_dropped_changes(MemoryEvents(), CountingMetrics()), 5)

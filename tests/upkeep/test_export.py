@@ -11,19 +11,17 @@ from typing import Any, cast
 import pytest
 
 from engage.api import (
-    EngageError,
-    EventStore,
     Kind,
     Page,
     StorageUnavailable,
     Subject,
     SubscriptionChange,
 )
+from engage.store.facade import Storage
 from engage.testing.factories import TIME, event, identify, letter, suppression
-from engage.testing.memory_store import MemoryEvents, MemoryStore
+from engage.testing.memory_store import MemoryStore
 from engage.upkeep.export import (
     ATTEMPTS,
-    KINDS,
     MAX_PAGE,
     PAGE,
     RecordKind,
@@ -31,10 +29,9 @@ from engage.upkeep.export import (
     all_pages,
     export,
 )
-from support.each import each
 
 
-async def lines(store: EventStore, kind: RecordKind, **selection: Any) -> list[dict[str, Any]]:
+async def lines(store: Storage, kind: RecordKind, **selection: Any) -> list[dict[str, Any]]:
     """Return the exported documents."""
     return [json.loads(record.json) async for record in export(store, kind, Selection(**selection))]
 
@@ -94,7 +91,7 @@ async def test_events_are_exported() -> None:
 
 
 async def test_keys_are_sorted_whatever_the_storage() -> None:
-    store = MemoryEvents()
+    store = MemoryStore()
     await store.write([event("m", user_id="u", properties={"b": 1, "a": {"d": 1, "c": 2}})])
     (line,) = [record.json async for record in export(store, "events", Selection())]
     assert line == (
@@ -105,7 +102,7 @@ async def test_keys_are_sorted_whatever_the_storage() -> None:
 
 async def test_a_record_is_one_line_to_any_reader() -> None:
     text = "a\x85b\u2028c\u2029d\n\r\x0b\x0c\x1c\x1d\x1e"
-    store = MemoryEvents()
+    store = MemoryStore()
     await store.write([event("m", user_id=text)])
     (record,) = [record async for record in export(store, "events", Selection())]
     assert len(record.json.decode().splitlines()) == 1
@@ -259,12 +256,6 @@ async def test_dead_letters_are_exported() -> None:
     assert await lines(store, "dead-letters", workspace="acme") == [first]
     assert await lines(store, "dead-letters", user="ann") == [first]
     assert await lines(store, "dead-letters", since=TIME + 5) == [second]
-
-
-@each("kind", sorted(set(KINDS) - {"events"}))
-async def test_a_kind_that_the_storage_lacks_is_an_error(kind: RecordKind) -> None:
-    with pytest.raises(EngageError, match="the configured storage does not store "):
-        await lines(MemoryEvents(), kind)
 
 
 async def test_all_pages_are_read() -> None:

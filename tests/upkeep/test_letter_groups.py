@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from engage.api import DeadLetter, DeadLetterStore
+from engage.api import DeadLetter
+from engage.store.facade import Storage
 from engage.testing.factories import TIME, letter
 from engage.upkeep.letter_groups import LetterFilter, group_letters, pointer_of, rule_of
 from support.each import each
@@ -49,9 +50,7 @@ async def test_letters_are_grouped_by_cause(
         await store.put(letters())
         await store.put([letter("e", workspace_id="other")])
         if not newest_first:
-            monkeypatch.setattr(
-                type(store), "recent_dead_letters", DeadLetterStore.recent_dead_letters
-            )
+            monkeypatch.setattr(type(store), "recent_dead_letters", Storage.recent_dead_letters)
         grouped = await group_letters(store, "acme")
         found = [(one.pointer, one.key, one.origin, one.count) for one in grouped.groups]
         assert found == [

@@ -7,9 +7,10 @@ import asyncio
 
 import pytest
 
-from engage.api import Event, EventFilter, EventStore, Page, Record, StorageUnavailable
+from engage.api import Event, EventFilter, Page, Record, StorageUnavailable
 from engage.config import Retention
 from engage.pipeline.clock import Clock
+from engage.store.facade import Storage
 from engage.testing.factories import TIME, event, letter
 from engage.upkeep.retention import expire, expire_audit, expire_periodically, gap
 from support.memory_store import MemoryEvents, MemoryStore
@@ -67,8 +68,6 @@ async def test_without_a_limit_of_days_nothing_is_deleted() -> None:
     retention = Retention(events_days=None, dead_letters_days=None, visitors_days=None)
     assert await expire(store, retention, now=NOW) == (0, 0, 0)
     assert store.expired == []
-    # Returns at once if there is no audit either.
-    await expire_periodically(MemoryEvents(), retention, lambda: NOW)
 
 
 async def test_visitors_that_no_event_changed_are_deleted() -> None:
@@ -230,7 +229,7 @@ async def test_a_gap_is_looked_for_on_all_pages() -> None:
 
 async def test_a_storage_without_recent_events_can_expire() -> None:
     class Unknown(MemoryStore):
-        recent = EventStore.recent  # type: ignore[assignment]
+        recent = Storage.recent
 
     store = Unknown()
     await fill_100_days(store)

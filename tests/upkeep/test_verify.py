@@ -75,30 +75,6 @@ async def test_a_healthy_store_has_no_differences(seed: int) -> None:
     assert reasons(report) <= {("users", "users with subscription changes")}
 
 
-async def test_a_storage_without_any_other_interface_is_verified() -> None:
-    store = memory_store.MemoryEvents()
-    await store.write([full("a", user_id="u"), full("b", anonymous_id="v")])
-    report = await verified(store)
-    healthy(report)
-    assert report.checked["events"] == 2
-    assert report.not_kept == [
-        *("choices", "visitors", "groups", "users", "dead letters", "conflicts", "suppressions")
-    ]
-    assert not report.checked.keys() & {*report.not_kept}
-    whole = memory_store.MemoryStore()
-    await whole.write([full("a", user_id="u")])
-    assert (await verified(whole)).not_kept == []
-
-
-@pytest.mark.parametrize("seed", range(5))
-async def test_a_storage_that_does_not_show_its_links_is_verified(seed: int) -> None:
-    store = memory_store.MemoryStore()
-    await fill(store, seed=seed)
-    report = await verified(store)
-    healthy(report)
-    assert (report.checked["links"], report.checked["users"] > 0) == (0, True)
-
-
 # ------------------------------------------------------------------------------------------- damage
 ANN = ("acme", USER, "ann")
 VISITOR_1 = ("acme", VISITOR, "a-1")

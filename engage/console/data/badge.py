@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from engage.api import BudgetUse, DeadLetterStore
+from engage.api import BudgetUse
 
 if TYPE_CHECKING:
-    from engage.api import EventStore
     from engage.console.data.reader import Reader
+    from engage.store.facade import Storage
 
 __all__ = ["Badge"]
 
@@ -28,7 +28,7 @@ class Badge:
     :param clock: the time in seconds since 1970.
     """
 
-    def __init__(self, store: EventStore, reader: Reader, clock: Callable[[], float]) -> None:
+    def __init__(self, store: Storage, reader: Reader, clock: Callable[[], float]) -> None:
         self._store = store
         self._reader = reader
         self._clock = clock
@@ -43,7 +43,7 @@ class Badge:
         """
         store = self._store
         now = self._clock()
-        if isinstance(store, DeadLetterStore) and (fresh or not 0 <= now - self._at < FRESH):
+        if fresh or not 0 <= now - self._at < FRESH:
             self._uses = await self._reader.read(store.budget_use())
             self._at = now
         return [one for one in self._uses if one.workspace_id == workspace_id]

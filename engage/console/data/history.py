@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from engage.api import CountStore, CountSum
+from engage.api import CountSum
 from engage.monitoring.history import (
     DAY,
     EVENTS,
@@ -25,8 +25,8 @@ from engage.monitoring.metrics import REQUEST_BUCKETS
 from engage.pipeline.items import NOTICES
 
 if TYPE_CHECKING:
-    from engage.api import EventStore
     from engage.console.data.reader import Reader
+    from engage.store.facade import Storage
 
 __all__ = ["OUTCOMES", "RANGES", "Overview", "overview"]
 
@@ -99,7 +99,7 @@ class Overview:
 
 
 async def overview(
-    store: EventStore,
+    store: Storage,
     reader: Reader,
     workspace: str,
     span: str,
@@ -116,8 +116,6 @@ async def overview(
     :return: ``None`` if the storage keeps no counters.
     :raises StorageUnavailable: if the storage does not answer.
     """
-    if not isinstance(store, CountStore):
-        return None
     seconds, counted = RANGES[span]
     # Longer steps do not begin with the range: its first bar is a part of one.
     step = next(

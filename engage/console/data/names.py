@@ -13,8 +13,8 @@ from engage.console.data.badge import FRESH
 from engage.console.data.reader import PATIENCE
 
 if TYPE_CHECKING:
-    from engage.api import EventStore
     from engage.console.data.reader import Reader
+    from engage.store.facade import Storage
 
 __all__ = ["Counted", "Names"]
 
@@ -40,7 +40,7 @@ class Names:
     :param clock: the time in seconds since 1970.
     """
 
-    def __init__(self, store: EventStore, reader: Reader, clock: Callable[[], float]) -> None:
+    def __init__(self, store: Storage, reader: Reader, clock: Callable[[], float]) -> None:
         self._store = store
         self._reader = reader
         self._clock = clock

@@ -15,7 +15,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple, TypeVar
 
-from engage.api import EventStore, StorageUnavailable
+from engage.api import StorageUnavailable
+from engage.store.facade import Storage
 from engage.upkeep.time_limit import within
 
 __all__ = ["AT_ONCE", "PATIENCE", "InTurn", "Outage", "Reader", "SharedRead"]
@@ -92,7 +93,7 @@ class InTurn:
     It passes for the store: an interface of it is one of this object.
     """
 
-    def __init__(self, store: EventStore, reader: Reader) -> None:
+    def __init__(self, store: Storage, reader: Reader) -> None:
         self._store = store
         self._reader = reader
 

@@ -15,18 +15,14 @@ class AuditHandler(ConsoleHandler):
 
     async def get(self) -> None:
         """Show one page of entries."""
-        records = self.console.records
-        page = None
-        if records is not None:
-            after = self.cursor("after")
-            page = await self.read(
-                records.list_records(AUDIT, "", after=after, limit=ROWS, reverse=True)
-            )
+        after = self.cursor("after")
+        page = await self.read(
+            self.console.store.list_records(AUDIT, "", after=after, limit=ROWS, reverse=True)
+        )
         self.page(
             "audit.html",
             title="Audit",
             nav="audit",
-            supported=records is not None,
             entries=None if page is None else [read_entry(record) for record in page.items],
             older=None if page is None else page.cursor,
         )

@@ -8,7 +8,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from engage.api import EngageError, ErasureStore, StorageUnavailable
+from engage.api import EngageError, StorageUnavailable
 from engage.console.base import ConsoleHandler
 from engage.console.data.erasing import Erasing
 from engage.console.data.reader import InTurn
@@ -18,7 +18,6 @@ from engage.erasure.erase import erase_user
 from engage.erasure.own_events import own_events
 from engage.erasure.person import (
     OtherVisitor,
-    erasable,
     export_person,
     other_addresses,
     other_visitors,
@@ -78,7 +77,6 @@ class EraseHandler(_PersonHandler):
             return
         try:
             key_of(console.config)
-            erasable(console.store)
             named = self.named_addresses()
         except EngageError as error:
             self.set_status(400)
@@ -101,7 +99,7 @@ class EraseHandler(_PersonHandler):
         others = _Others()
         if not user_id:
             requests = await self.read(self._requests()) or []
-        elif isinstance(self.console.store, ErasureStore):
+        else:
             others = await self.read(self._others(user_id)) or others
         ticked = {one.anonymous_id for one in others.visitors if one.linked and not one.shared}
         if self.request.method == "POST":
@@ -122,7 +120,7 @@ class EraseHandler(_PersonHandler):
 
     async def _others(self, user_id: str) -> _Others:
         # The page is shown without these numbers if counting takes the time of a read.
-        store, seconds = erasable(self.console.store), self.console.reader.timeout / 2
+        store, seconds = self.console.store, self.console.reader.timeout / 2
         person = await person_of(store, self.workspace, user_id)
         return _Others(
             [name.partition(":")[2] for name in person.addresses],
@@ -155,7 +153,6 @@ class PersonHandler(_PersonHandler):
         sent = 0
         try:
             named = self.named_addresses()
-            erasable(store)
             self.set_header("Content-Type", "application/x-ndjson")
             self.set_header("Content-Disposition", 'attachment; filename="user.ndjson"')
             visitors = self.visitors("download")

@@ -7,7 +7,7 @@ from typing import Any
 
 from tornado.web import HTTPError
 
-from engage.api import API_ORIGIN, DeadLetter, DeadLetterStore, Event
+from engage.api import API_ORIGIN, DeadLetter, Event
 from engage.console.base import ConsoleHandler
 from engage.console.display.formats import iso, number, size, visible
 from engage.console.display.json_text import Line, json_lines
@@ -63,8 +63,6 @@ class _Loads(ConsoleHandler):
     async def load_letter(self, letter_id: str) -> DeadLetter | None:
         """Return the dead letter with this id."""
         store = self.console.store
-        if not isinstance(store, DeadLetterStore):
-            return None
         return await self.read(store.dead_letter(self.workspace.id, letter_id))
 
     def curl_of(self, event: Event, text: str) -> str:

@@ -58,7 +58,7 @@ class ShownKey:
 
     key: Key
     header: str
-    #: ``None``: the storage keeps no history, or does not answer.
+    #: ``None``: the storage does not answer.
     use: Use | None
     #: The id of the key that this one replaces, while both are accepted.
     replaces: str | None = None
@@ -161,10 +161,7 @@ class KeysHandler(ConsoleHandler):
     async def _keys(self) -> Sequence[Key]:
         """Return the keys of the workspace, as they are in the store now."""
         workspaces = self.console.config.workspaces
-        records = self.console.records
-        if records is None:
-            return [key for key in effective_keys(workspaces, ()).keys if self._is_here(key)]
-        found = await self.read(read_key_records(records))
+        found = await self.read(read_key_records(self.console.store))
         if found is None and self.unverified:
             return []
         if found is None:  # The store does not answer: use the last known keys.
@@ -204,7 +201,6 @@ class KeysHandler(ConsoleHandler):
             shown=[one for one in shown if not one.key.archived],
             archived=[one for one in shown if one.key.archived],
             uses={one.key.id: one.use for one in shown},
-            supported=self.console.records is not None,
             asked=next((one for one in shown if one.key.id == ask and ask in active), None),
             error=error,
             made=made,

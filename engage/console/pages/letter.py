@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tornado.web import Finish, HTTPError
 
-from engage.api import CONFLICT, DeadLetter, DeadLetterStore
+from engage.api import CONFLICT, DeadLetter
 from engage.console.base import ConsoleHandler
 from engage.console.display.formats import ROWS, visible
 from engage.console.display.json_text import json_lines, places_of
@@ -61,8 +61,6 @@ class _LetterPages(ConsoleHandler):
         :raises Finish: if it is gone; the answer says so.
         """
         store = self.console.store
-        if not isinstance(store, DeadLetterStore):
-            raise HTTPError(404, reason="The storage keeps no dead letters")
         letter_id = self.get_argument("id", "")
         letter = await self.read(store.dead_letter(self.workspace.id, letter_id))
         if letter is None:
@@ -146,8 +144,6 @@ class LetterHandler(_LetterPages):
         store = self.console.store
         if self.get_body_argument("action", "") != "delete":
             raise HTTPError(400, reason="This page has no such action")
-        if not isinstance(store, DeadLetterStore):
-            raise HTTPError(404)
         letter_id = self.get_argument("id", "")
         count = await self.console.reader.read(store.remove(self.workspace.id, [letter_id]))
         if count:

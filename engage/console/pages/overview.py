@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from engage.api import DeadLetterStore, StorageUnavailable
+from engage.api import StorageUnavailable
 from engage.console.base import ConsoleHandler
 from engage.console.data.history import OUTCOMES, RANGES, Overview
 from engage.console.display.formats import number, percent, plural, size, span, visible
@@ -299,20 +299,19 @@ class OverviewHandler(_Reads):
         workspace = self.workspace.id
         store = self.console.store
         found: list[Notice] = []
-        if isinstance(store, DeadLetterStore):
-            grouped = await self.read(group_letters(store, workspace, seconds=1))
-            since = data.at[0] if data is not None else 0
-            recent = [group for group in (grouped.groups if grouped else ()) if group.last >= since]
-            for group in recent[:NEWEST]:
-                count = plural(group.count, "event", "different events")
-                source = group.origin if group.key is None else f"key {group.key}"
-                text = f"{group.example.message} ({count}, {source})"
-                href = cause_link(self, group.wanted)
-                found.append(Notice("rejected", visible(text), href, "Show"))
-            if more := recent[NEWEST:]:
-                href = self.link("rejected", workspace=workspace)
-                text = plural(len(more), "more cause")
-                found.append(Notice("rejected", text, href, "Show all"))
+        grouped = await self.read(group_letters(store, workspace, seconds=1))
+        since = data.at[0] if data is not None else 0
+        recent = [group for group in (grouped.groups if grouped else ()) if group.last >= since]
+        for group in recent[:NEWEST]:
+            count = plural(group.count, "event", "different events")
+            source = group.origin if group.key is None else f"key {group.key}"
+            text = f"{group.example.message} ({count}, {source})"
+            href = cause_link(self, group.wanted)
+            found.append(Notice("rejected", visible(text), href, "Show"))
+        if more := recent[NEWEST:]:
+            href = self.link("rejected", workspace=workspace)
+            text = plural(len(more), "more cause")
+            found.append(Notice("rejected", text, href, "Show all"))
         if self.console.config.has_quotas:
             used = await self.read(read_used(store, self.console.now()))
             over, _ = used_up(self.console.config, self.console.keys.of(workspace), used or {})

@@ -13,8 +13,6 @@ from tornado.web import HTTPError
 from engage.api import (
     BudgetName,
     DeadLetter,
-    DeadLetterStore,
-    RecordStore,
 )
 from engage.console.base import ConsoleHandler
 from engage.console.data.budgets import budgets_of
@@ -22,6 +20,7 @@ from engage.console.display.formats import READS, ROWS
 from engage.monitoring.recorder import REFUSED_RECORD
 from engage.pipeline.bulk_replay import BulkReplay
 from engage.pipeline.replay import is_delivery
+from engage.store.facade import Storage
 from engage.upkeep.audit import Actor
 from engage.upkeep.letter_groups import LetterFilter, delete_letters, group_letters
 from engage.upkeep.refused import refused_of
@@ -65,29 +64,24 @@ class RejectedHandler(ConsoleHandler):
     async def get(self) -> None:
         """Show the groups, and a page of letters."""
         store = self.console.store
-        if not isinstance(store, DeadLetterStore):
-            self.page("rejected.html", title="Rejected", nav="rejected", supported=False)
-            return
         wanted = self._wanted()
         grouped = await self.read(group_letters(store, self.workspace.id))
         letters, older = await self._letters(store, wanted)
         uses = await self.count_rejected(fresh=True)
         day = await self.numbers("24h")
         refused = []
-        if isinstance(store, RecordStore):
-            page = await self.read(store.list_records(REFUSED_RECORD, limit=100))
-            refused = [
-                one
-                for one in ([] if page is None else refused_of(page.items))
-                if one.workspace_id in ("", self.workspace.id)
-            ]
+        page = await self.read(store.list_records(REFUSED_RECORD, limit=100))
+        refused = [
+            one
+            for one in ([] if page is None else refused_of(page.items))
+            if one.workspace_id in ("", self.workspace.id)
+        ]
         budget = self.console.config.limits.dead_letter_budget
         ask = ask if (ask := self.get_query_argument("ask", "")) in ACTIONS else ""
         self.page(
             "rejected.html",
             title="Rejected",
             nav="rejected",
-            supported=True,
             grouped=grouped,
             wanted=wanted,
             filtered=wanted != LetterFilter(),
@@ -115,8 +109,6 @@ class RejectedHandler(ConsoleHandler):
     async def post(self) -> None:
         """Replay all letters of a group in the background, or delete them."""
         store = self.console.store
-        if not isinstance(store, DeadLetterStore):
-            raise HTTPError(404)
         wanted = self._wanted()
         action = self.get_body_argument("action", "")
         if action == "replay":
@@ -144,7 +136,7 @@ class RejectedHandler(ConsoleHandler):
         else:
             raise HTTPError(400, reason="This page has no such action")
 
-    def _replay(self, store: DeadLetterStore, wanted: LetterFilter) -> None:
+    def _replay(self, store: Storage, wanted: LetterFilter) -> None:
         running = self.console.replay
         if running is not None and running.state == "running":
             who = running.actor.who
@@ -182,7 +174,7 @@ class RejectedHandler(ConsoleHandler):
         )
 
     async def _letters(
-        self, store: DeadLetterStore, wanted: LetterFilter
+        self, store: Storage, wanted: LetterFilter
     ) -> tuple[list[DeadLetter] | None, str | None]:
         """Return the newest letters that match, and the cursor of older ones."""
         letters: list[DeadLetter] = []

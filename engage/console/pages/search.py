@@ -10,10 +10,8 @@ from typing import Final
 
 from engage.api import (
     API_ORIGIN,
-    DeadLetterStore,
     Event,
     EventFilter,
-    ProfileStore,
     begins_with,
     identifier_value,
 )
@@ -21,6 +19,7 @@ from engage.console.base import ConsoleHandler
 from engage.console.display.formats import ROWS, plural
 from engage.console.pages.events import FILE_LIMIT, Found, search_events
 from engage.console.pages.users import note_on
+from engage.store.facade import Storage
 from engage.upkeep.export import PAGE
 from engage.upkeep.live import Wanted, row_of_letter
 
@@ -130,21 +129,19 @@ class SearchHandler(ConsoleHandler):
             page = await self.read(store.recent(of_user, limit=1))
             if page is not None and page.items:
                 hits.append(Hit("User", wanted))
-            if isinstance(store, ProfileStore):
-                if await self.read(store.profile(workspace, wanted)) is not None:
-                    hits.append(Hit("User", wanted))
-                if await self.read(store.visitor(workspace, wanted)) is not None:
-                    hits.append(Hit("Visitor", wanted))
-                hits += await self._by_trait(store, wanted)
+            if await self.read(store.profile(workspace, wanted)) is not None:
+                hits.append(Hit("User", wanted))
+            if await self.read(store.visitor(workspace, wanted)) is not None:
+                hits.append(Hit("Visitor", wanted))
+            hits += await self._by_trait(store, wanted)
             if (
-                isinstance(store, DeadLetterStore)
-                and len(wanted) == 32
+                len(wanted) == 32
                 and await self.read(store.dead_letter(workspace, wanted)) is not None
             ):
                 hits.append(Hit("Rejected event", wanted))
         return list(dict.fromkeys(hits))
 
-    async def _by_trait(self, store: ProfileStore, text: str) -> list[Hit]:
+    async def _by_trait(self, store: Storage, text: str) -> list[Hit]:
         """Return the users, and the visitors without one, of whom a declared identifier trait has
         this value."""
         hits: list[Hit] = []
@@ -159,24 +156,23 @@ class SearchHandler(ConsoleHandler):
     async def _users_beginning(self, text: str) -> list[Hit]:
         """Return the users whose ids, in the usual capitals, or identifiers begin with a text."""
         store, hits = self.console.store, list[Hit]()
-        if isinstance(store, ProfileStore):
-            ids = dict.fromkeys((text, text.lower(), text.upper(), text.capitalize()))
-            beginnings: list[tuple[str | None, str]] = [(None, one) for one in ids]
-            for trait in self.workspace.subscription_identifiers:
-                value = identifier_value(trait, text)
-                # The digits in a text with letters are not the beginning of a number.
-                if value is not None and (trait != "phone" or text.lower() == text.upper()):
-                    beginnings.append((trait, value))
-            for field, start in beginnings:
-                users = store.users_beginning(self.workspace.id, start, trait=field, limit=ROWS)
-                hits += [Hit("User", user) for user in await self.read(users) or ()]
+        ids = dict.fromkeys((text, text.lower(), text.upper(), text.capitalize()))
+        beginnings: list[tuple[str | None, str]] = [(None, one) for one in ids]
+        for trait in self.workspace.subscription_identifiers:
+            value = identifier_value(trait, text)
+            # The digits in a text with letters are not the beginning of a number.
+            if value is not None and (trait != "phone" or text.lower() == text.upper()):
+                beginnings.append((trait, value))
+        for field, start in beginnings:
+            users = store.users_beginning(self.workspace.id, start, trait=field, limit=ROWS)
+            hits += [Hit("User", user) for user in await self.read(users) or ()]
         return hits
 
     async def _rejected(self, text: str) -> dict[Hit, str]:
         """Return the rejected events of which one of the texts begins with this one."""
         store, hits, before = self.console.store, dict[Hit, str](), None
         end = time.monotonic() + LETTER_SECONDS
-        while isinstance(store, DeadLetterStore) and len(hits) < ROWS:
+        while len(hits) < ROWS:
             page = await self.read(
                 store.recent_dead_letters(self.workspace.id, before=before, limit=PAGE)
             )

@@ -7,7 +7,7 @@ import collections
 from collections.abc import Sequence
 from typing import Final
 
-from engage.api import Kind, Subject, SubscriptionRecord, SubscriptionStore
+from engage.api import Kind, Subject, SubscriptionRecord
 from engage.console.base import ConsoleHandler
 from engage.console.pages.users import CHOICES
 from engage.upkeep.export import PAGE
@@ -24,30 +24,28 @@ class SubscriptionsHandler(ConsoleHandler):
     async def get(self) -> None:
         """Show the groups."""
         store = self.console.store
-        supported = isinstance(store, SubscriptionStore)
         user = self.exact("user")
         people: dict[tuple[str, Subject], bool] = {}
         complete = False
         history: Sequence[SubscriptionRecord] | None = None
-        if isinstance(store, SubscriptionStore):
-            after: str | None = None
-            seen = 0
-            while seen < COUNTED and not complete:
-                page = await self.read(
-                    store.scan_subscriptions(self.workspace.id, after=after, limit=PAGE)
-                )
-                if page is None:
-                    break
-                people.update({(one.group_id, one.subject): one.subscribed for one in page.items})
-                seen += len(page.items)
-                after = page.cursor
-                complete = after is None
-            if user:
-                subject = Subject(Kind.USER, user)
-                found = await self.read(
-                    store.history(self.workspace.id, subject, after=None, limit=CHOICES)
-                )
-                history = None if found is None else found.items[::-1]
+        after: str | None = None
+        seen = 0
+        while seen < COUNTED and not complete:
+            page = await self.read(
+                store.scan_subscriptions(self.workspace.id, after=after, limit=PAGE)
+            )
+            if page is None:
+                break
+            people.update({(one.group_id, one.subject): one.subscribed for one in page.items})
+            seen += len(page.items)
+            after = page.cursor
+            complete = after is None
+        if user:
+            subject = Subject(Kind.USER, user)
+            found = await self.read(
+                store.history(self.workspace.id, subject, after=None, limit=CHOICES)
+            )
+            history = None if found is None else found.items[::-1]
         counted = collections.Counter(
             (group, wanted)
             for (group, (kind, name)), wanted in people.items()
@@ -58,7 +56,6 @@ class SubscriptionsHandler(ConsoleHandler):
             "subscriptions.html",
             title="Subscriptions",
             nav="subscriptions",
-            supported=supported,
             groups=self.workspace.subscription_groups,
             links=bool(self.workspace.subscription_secrets),
             counted=counted,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from engage.api import DAY_MS, BackupStore, CountStore, DeadLetterStore, RecordStore
+from engage.api import DAY_MS, BackupStore
 from engage.console.base import ConsoleHandler
 from engage.console.data.budgets import Budget, budgets_of
 from engage.console.display.formats import number, plural, size, span
@@ -99,8 +99,6 @@ class SystemHandler(ConsoleHandler):
     async def _processes(self) -> Mapping[str, int] | None:
         """Return version → processes that wrote to the history lately; ``None``: unknown."""
         store = self.console.store
-        if not isinstance(store, CountStore):
-            return None
         now = self.console.now()
         page = await self.read(
             store.counts(
@@ -118,7 +116,7 @@ class SystemHandler(ConsoleHandler):
     async def _backup(self) -> tuple[Mapping[str, str], Sequence[str]]:
         """Return the facts about the last backup, and warnings."""
         store = self.console.store
-        if not isinstance(store, BackupStore) or not isinstance(store, RecordStore):
+        if not isinstance(store, BackupStore):
             return {}, []
         last = await self.read(last_backup(store))
         if last is None:
@@ -134,8 +132,6 @@ class SystemHandler(ConsoleHandler):
 
     async def _budgets(self) -> list[Budget]:
         store = self.console.store
-        if not isinstance(store, DeadLetterStore):
-            return []
         uses = await self.read(store.budget_use()) or ()
         return budgets_of(uses, self.console.config.limits.dead_letter_budget)
 

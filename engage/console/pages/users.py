@@ -15,11 +15,9 @@ from engage.api import (
     EngageError,
     EventFilter,
     Kind,
-    ProfileStore,
     StorageUnavailable,
     Subject,
     SubscriptionRecord,
-    SubscriptionStore,
     UserProfile,
     VisitorProfile,
 )
@@ -63,8 +61,6 @@ async def note_on(
     :param events: how many events have this id, in words; for a user without traits.
     """
     store, workspace = handler.console.store, handler.workspace
-    if not isinstance(store, ProfileStore):
-        return events
     found = await handler.read((store.visitor if visitor else store.profile)(workspace.id, name))
     if found is None:
         known = handler.outage or visitor
@@ -82,9 +78,8 @@ class UsersHandler(ConsoleHandler):
         """Show one page of users."""
         store = self.console.store
         page = None
-        if isinstance(store, ProfileStore):
-            after = self.cursor("after")
-            page = await self.read(store.scan_users(self.workspace.id, after=after, limit=ROWS))
+        after = self.cursor("after")
+        page = await self.read(store.scan_users(self.workspace.id, after=after, limit=ROWS))
         users = None
         if page is not None:
             identifiers = self.workspace.subscription_identifiers
@@ -94,7 +89,6 @@ class UsersHandler(ConsoleHandler):
             "users.html",
             title="Users",
             nav="users",
-            supported=isinstance(store, ProfileStore),
             users=users,
             first=first,
             latest=await self._latest() if first else [],
@@ -154,24 +148,20 @@ class UserHandler(ConsoleHandler):
         store, workspace = self.console.store, self.workspace
         name = self.exact("visitor") or self.exact("id")
         user, visitor, linked = None, None, list[tuple[str, VisitorProfile | None]]()
-        if isinstance(store, ProfileStore):
-            if not self.exact("visitor"):
-                user = await self.read(store.profile(workspace.id, name))
-            visitor = await self.read(store.visitor(workspace.id, name))
-            after = self.cursor("after") or ""
-            ids = [one for one in (user.anonymous_ids if user else ()) if one > after]
-            linked = [
-                (one, await self.read(store.visitor(workspace.id, one))) for one in ids[:ROWS]
-            ]
+        if not self.exact("visitor"):
+            user = await self.read(store.profile(workspace.id, name))
+        visitor = await self.read(store.visitor(workspace.id, name))
+        after = self.cursor("after") or ""
+        ids = [one for one in (user.anonymous_ids if user else ()) if one > after]
+        linked = [(one, await self.read(store.visitor(workspace.id, one))) for one in ids[:ROWS]]
         profile = user or visitor
         is_visitor = user is None and (visitor is not None or bool(self.exact("visitor")))
         choices: dict[str, bool] = {}
         history: list[SubscriptionRecord] = []
-        if isinstance(store, SubscriptionStore):
-            subject = Subject(Kind.VISITOR if is_visitor else Kind.USER, name)
-            choices = dict(await self.read(store.state(workspace.id, subject)) or {})
-            page = await self.read(store.history(workspace.id, subject, after=None, limit=CHOICES))
-            history = [] if page is None else list(page.items[::-1])
+        subject = Subject(Kind.VISITOR if is_visitor else Kind.USER, name)
+        choices = dict(await self.read(store.state(workspace.id, subject)) or {})
+        page = await self.read(store.history(workspace.id, subject, after=None, limit=CHOICES))
+        history = [] if page is None else list(page.items[::-1])
         wanted = EventFilter(workspace_id=workspace.id, user_id=name)
         if is_visitor:
             wanted = EventFilter(workspace_id=workspace.id, begins=[(["anonymous_id"], name)])
@@ -202,7 +192,6 @@ class UserHandler(ConsoleHandler):
                 "events", workspace=workspace.id, user=name if is_visitor else f'"{name}"'
             ),
             config=self.console.config,
-            supported=isinstance(store, ProfileStore),
             traits=[] if profile is None else self._traits(profile),
             text=""
             if profile is None

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Final
 
-from engage.api import DAY_MS, CountStore, Provider
+from engage.api import DAY_MS, Provider
 from engage.console.base import ConsoleHandler
 from engage.monitoring.history import MINUTE, WEBHOOKS
 
@@ -47,31 +47,30 @@ class WebhooksHandler(ConsoleHandler):
         last: dict[str, int] = {}
         last_fine: dict[str, int] = {}
         store = console.store
-        if isinstance(store, CountStore):
-            now = console.now()
-            after: str | None = None
-            while True:
-                page = await self.read(
-                    store.counts(
-                        MINUTE,
-                        since=now - DAY_MS,
-                        until=now + 60_000,
-                        names=[WEBHOOKS],
-                        after=after,
-                        limit=10_000,
-                    )
+        now = console.now()
+        after: str | None = None
+        while True:
+            page = await self.read(
+                store.counts(
+                    MINUTE,
+                    since=now - DAY_MS,
+                    until=now + 60_000,
+                    names=[WEBHOOKS],
+                    after=after,
+                    limit=10_000,
                 )
-                if page is None:
-                    break
-                for count in page.items:
-                    name, outcome = count.labels
-                    outcomes[name][outcome] += count.total
-                    last[name] = max(last.get(name, 0), count.at)
-                    if outcome in FINE:
-                        last_fine[name] = max(last_fine.get(name, 0), count.at)
-                after = page.cursor
-                if after is None:
-                    break
+            )
+            if page is None:
+                break
+            for count in page.items:
+                name, outcome = count.labels
+                outcomes[name][outcome] += count.total
+                last[name] = max(last.get(name, 0), count.at)
+                if outcome in FINE:
+                    last_fine[name] = max(last_fine.get(name, 0), count.at)
+            after = page.cursor
+            if after is None:
+                break
         made = console.registry.make_webhooks(console.config)
         enabled = []
         for name, options in sorted(self.workspace.webhooks.items()):
@@ -97,7 +96,6 @@ class WebhooksHandler(ConsoleHandler):
                 for name in sorted(set(console.registry.webhooks) - set(self.workspace.webhooks))
             ],
             reachable=server.public_url is not None,
-            counted=isinstance(store, CountStore),
             fine=FINE,
         )
 

@@ -18,8 +18,8 @@ from engage.console.sign_in.sessions import ENDED_KIND, LONGEST_SECONDS
 from engage.upkeep.export import PAGE
 
 if TYPE_CHECKING:
-    from engage.api import RecordStore
     from engage.console.data.reader import Reader
+    from engage.store.facade import Storage
 
 __all__ = ["KINDS", "expire_once", "expire_periodically"]
 
@@ -29,9 +29,7 @@ KINDS: Final = (LINK, ENDED_KIND)
 PERIOD: Final = 3600.0
 
 
-async def expire_periodically(
-    records: RecordStore, reader: Reader, clock: Callable[[], float]
-) -> None:
+async def expire_periodically(records: Storage, reader: Reader, clock: Callable[[], float]) -> None:
     """Delete old records every hour, until the task is cancelled.
 
     :param clock: the time in seconds since 1970.
@@ -42,7 +40,7 @@ async def expire_periodically(
             await expire_once(records, reader, clock)
 
 
-async def expire_once(records: RecordStore, reader: Reader, clock: Callable[[], float]) -> None:
+async def expire_once(records: Storage, reader: Reader, clock: Callable[[], float]) -> None:
     """Delete old records.
 
     :raises StorageUnavailable: if the storage does not answer.

@@ -28,8 +28,9 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from engage.api import Record, RecordStore, StorageUnavailable
+from engage.api import Record, StorageUnavailable
 from engage.console.data.reader import PATIENCE, SharedRead
+from engage.store.facade import Storage
 from engage.upkeep.export import all_pages
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ class Links:
 
     def __init__(
         self,
-        records: RecordStore | None,
+        records: Storage | None,
         reader: Reader,
         *,
         clock: Callable[[], float] = time.time,

@@ -4,8 +4,6 @@
 A session is a signed cookie: nothing is stored for it. The secret that signs is a record, the same
 for all consoles of a store; a new secret ends all sessions. A session that someone ended by signing
 out is remembered until it would have expired, so that a copy of its cookie is useless.
-
-In a storage that keeps no records, the secret lives as long as the process.
 """
 
 from __future__ import annotations
@@ -27,8 +25,8 @@ from engage.console.data.reader import SharedRead
 from engage.upkeep.export import all_pages
 
 if TYPE_CHECKING:
-    from engage.api import RecordStore
     from engage.console.data.reader import Reader
+    from engage.store.facade import Storage
 
 __all__ = ["ENDED_KIND", "IDLE_SECONDS", "LONGEST_SECONDS", "Session", "Sessions", "new_secret"]
 
@@ -80,7 +78,7 @@ class Sessions:
 
     def __init__(
         self,
-        records: RecordStore | None,
+        records: Storage | None,
         reader: Reader,
         *,
         password: str | None,

@@ -14,12 +14,11 @@ import pytest
 from engage.api import (
     MAX_TIME,
     Event,
-    EventStore,
-    ProfileStore,
     Status,
     StorageMissing,
     StorageUnavailable,
 )
+from engage.store.facade import Storage
 
 from ..factories import AWKWARD, TIME, WORKSPACE, canonical, event, identify, ids, store_all
 from .harness import Bench, on_open, on_store
@@ -69,8 +68,8 @@ class EventTests:
         await second.open(create=False)
         assert await ids(second) == []
 
-    @on_open(EventStore)
-    async def test_open_and_close_are_idempotent(self, store: EventStore) -> None:
+    @on_open
+    async def test_open_and_close_are_idempotent(self, store: Storage) -> None:
         await store.open(create=True)
         await store_all(store, event("m"))
         await store.close()
@@ -88,8 +87,8 @@ class EventTests:
         for store in stores:
             assert await ids(store) == ["0", "1", "2", "3"]
 
-    @on_open(EventStore)
-    async def test_gauges_are_numbers(self, store: EventStore) -> None:
+    @on_open
+    async def test_gauges_are_numbers(self, store: Storage) -> None:
         for name, value in store.gauges().items():
             assert name.replace("_", "").isalpha()
             assert value >= 0
@@ -125,8 +124,8 @@ class EventTests:
         store = await bench.open()
         await _check_stored(store, *written)
 
-    @on_open(EventStore)
-    async def test_the_first_and_the_last_time_are_stored(self, store: EventStore) -> None:
+    @on_open
+    async def test_the_first_and_the_last_time_are_stored(self, store: Storage) -> None:
         for number, time in enumerate((0, 1, MAX_TIME)):
             written = dataclasses.replace(
                 event(str(number)), timestamp=time, received_at=min(time + 1, MAX_TIME)
@@ -134,8 +133,8 @@ class EventTests:
             await store_all(store, written)
             await _check_stored(store, written)
 
-    @on_open(EventStore)
-    async def test_an_event_that_is_not_stored_is_not_found(self, store: EventStore) -> None:
+    @on_open
+    async def test_an_event_that_is_not_stored_is_not_found(self, store: Storage) -> None:
         await store_all(store, event("m"))
         for workspace, origin, message_id in (
             ("other", "api", "m"),
@@ -147,19 +146,19 @@ class EventTests:
         ):
             assert await store.find(workspace, origin, message_id) is None
 
-    @on_open(EventStore)
-    async def test_a_large_event_is_stored(self, store: EventStore) -> None:
+    @on_open
+    async def test_a_large_event_is_stored(self, store: Storage) -> None:
         written = event("large", properties={"text": "ä" * 500_000})
         await store_all(store, written)
         await _check_stored(store, written)
 
-    @on_open(EventStore)
-    async def test_a_write_without_events_returns_no_outcome(self, store: EventStore) -> None:
+    @on_open
+    async def test_a_write_without_events_returns_no_outcome(self, store: Storage) -> None:
         assert list(await store.write([])) == []
 
     # -------------------------------------------------------------------------- identity
-    @on_open(EventStore)
-    async def test_similar_ids_of_events_are_different(self, store: EventStore) -> None:
+    @on_open
+    async def test_similar_ids_of_events_are_different(self, store: Storage) -> None:
         written = [
             event(text, user_id=text, workspace=workspace, origin=origin)
             for workspace in (WORKSPACE, "other")
@@ -173,8 +172,8 @@ class EventTests:
         for text in AWKWARD:
             assert await ids(store, workspace_id=WORKSPACE, user_id=text) == [text, text]
 
-    @on_open(EventStore)
-    async def test_the_first_event_of_an_identity_is_kept(self, store: EventStore) -> None:
+    @on_open
+    async def test_the_first_event_of_an_identity_is_kept(self, store: Storage) -> None:
         first = event("m", at=5, properties={"which": "first"})
         await store_all(store, first)
         other = event("m", at=1, received=1000, properties={"which": "second"})
@@ -185,8 +184,8 @@ class EventTests:
             assert orjson.loads(outcome.stored) == first.document()
         await _check_stored(store, first)
 
-    @on_open(EventStore)
-    async def test_repeats_within_one_write_are_duplicates(self, store: EventStore) -> None:
+    @on_open
+    async def test_repeats_within_one_write_are_duplicates(self, store: Storage) -> None:
         await store_all(store, event("old", properties={"which": "stored"}))
         outcomes = await store.write(
             [
@@ -208,8 +207,8 @@ class EventTests:
         assert which == ["stored", 1, "stored"]
         assert await ids(store) == ["old", "new", "last"]
 
-    @on_open(EventStore)
-    async def test_overlapping_writes_store_each_event_once(self, store: EventStore) -> None:
+    @on_open
+    async def test_overlapping_writes_store_each_event_once(self, store: Storage) -> None:
         order = random.Random(5)
         seen: set[str] = set()
         for _ in range(30):
@@ -234,8 +233,8 @@ class EventTests:
             assert statuses.count(Status.DUPLICATE) == 19
         assert sorted(await ids(store)) == sorted(str(number) for number in range(20))
 
-    @on_open(EventStore)
-    async def test_a_large_batch_is_stored_in_order(self, store: EventStore) -> None:
+    @on_open
+    async def test_a_large_batch_is_stored_in_order(self, store: Storage) -> None:
         batch = [event(f"m{number}", at=number) for number in range(2500)]
         await store_all(store, *batch)
         assert await ids(store, limit=1000) == [one.message_id for one in batch]
@@ -256,11 +255,10 @@ class EventTests:
             assert len(refused) == 2
             assert refused[0].reason
         assert await ids(store) == [str(number) for number in range(50)]
-        if isinstance(store, ProfileStore):
-            profile = await store.profile(WORKSPACE, "u")
-            assert profile is not None
-            assert profile.traits == {"n": 49}
-            assert profile.updated_at == TIME + 49
+        profile = await store.profile(WORKSPACE, "u")
+        assert profile is not None
+        assert profile.traits == {"n": 49}
+        assert profile.updated_at == TIME + 49
 
     @on_store
     async def test_many_unstorable_events_are_refused(self, bench: Bench) -> None:
@@ -270,8 +268,8 @@ class EventTests:
         assert {outcome.status for outcome in outcomes} == {Status.REFUSED}
         assert await ids(store) == []
 
-    @on_open(EventStore)
-    async def test_a_lone_surrogate_is_refused_in_every_field(self, store: EventStore) -> None:
+    @on_open
+    async def test_a_lone_surrogate_is_refused_in_every_field(self, store: Storage) -> None:
         good = event("m", user_id="u")
         bad: list[Event] = [
             dataclasses.replace(good, message_id="x\udfff"),
@@ -284,7 +282,7 @@ class EventTests:
         assert await ids(store) == ["m"]
 
 
-async def _check_stored(store: EventStore, *written: Event) -> None:
+async def _check_stored(store: Storage, *written: Event) -> None:
     """Check that events are found as they were written."""
     for one in written:
         found = await store.find(*one.identity)

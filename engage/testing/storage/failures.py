@@ -11,19 +11,12 @@ import contextlib
 import pytest
 
 from engage.api import (
-    CountStore,
-    DeadLetterStore,
-    ErasureStore,
     EventFilter,
-    EventStore,
     Kind,
-    ProfileStore,
-    RecordStore,
     Status,
     StorageUnavailable,
-    SubscriptionStore,
-    SuppressionStore,
 )
+from engage.store.facade import Storage
 
 from ..factories import (
     TIME,
@@ -77,66 +70,59 @@ class FailureTests:
         writing: list[Call] = [store.check, lambda: store.write([event("n")])]
         if bench.subject.can("expire"):
             writing.append(lambda: store.expire(TIME + 1, limit=1, force=True))
-        if isinstance(store, ProfileStore):
-            reading += [
-                lambda: store.profile(WORKSPACE, "u"),
-                lambda: store.find_users(WORKSPACE, "email", ["a@b.c"]),
-                lambda: store.scan_users(None, after=None, limit=1),
-                lambda: store.scan_groups(None, after=None, limit=1),
-            ]
-        if isinstance(store, SubscriptionStore):
-            writing.append(lambda: store.apply(change("c", g=True)))
-            reading += [
-                lambda: store.state(WORKSPACE, user("u")),
-                lambda: store.scan_subscriptions(None, after=None, limit=1),
-                lambda: store.history(None, None, after=None, limit=1),
-            ]
-        if isinstance(store, SuppressionStore):
-            writing.append(lambda: store.suppress([suppression()]))
-            reading += [
-                lambda: store.suppressions(WORKSPACE, [("email", "a@b.c")]),
-                lambda: store.scan_suppressions(None, after=None, limit=1),
-            ]
-        if isinstance(store, DeadLetterStore):
-            writing += [
-                lambda: store.put([letter("l")]),
-                lambda: store.remove(WORKSPACE, ["l"]),
-            ]
-            reading += [
-                lambda: store.scan_dead_letters(None, after=None, limit=1),
-                lambda: store.recent_dead_letters(None, limit=1),
-                lambda: store.dead_letter(WORKSPACE, "l"),
-            ]
-        if isinstance(store, RecordStore):
-            writing += [
-                lambda: store.put_record(record("r")),
-                lambda: store.delete_record("key", WORKSPACE, "r"),
-                lambda: store.expire_records("key", TIME + 1, limit=1),
-            ]
-            reading += [
-                lambda: store.get_record("key", WORKSPACE, "r"),
-                lambda: store.list_records(None, limit=1),
-                lambda: store.records_version("key"),
-            ]
-        if isinstance(store, ErasureStore):
-            writing += [
-                lambda: store.erase_events([event("m")], [b""]),
-                lambda: store.erase_profile(WORKSPACE, Kind.USER, "u"),
-                lambda: store.erase_choices(WORKSPACE, user("u"), "x"),
-                lambda: store.erase_suppressions(WORKSPACE, [("email", "a@b.c")]),
-                lambda: store.reapply([identify("m", "u", traits={"a": 1})]),
-            ]
-            reading.append(lambda: store.links_to(WORKSPACE, "a"))
-            reading.append(lambda: store.linked_to(WORKSPACE, "u"))
-        if isinstance(store, CountStore):
-            writing += [
-                lambda: store.put_counts([count(1)]),
-                lambda: store.expire_counts(60, TIME + 1, limit=1),
-            ]
-            reading += [
-                lambda: store.counts(60, since=TIME, until=TIME + 1, limit=1),
-                lambda: store.scan_counts(after=None, limit=1),
-            ]
+        reading += [
+            lambda: store.profile(WORKSPACE, "u"),
+            lambda: store.find_users(WORKSPACE, "email", ["a@b.c"]),
+            lambda: store.scan_users(None, after=None, limit=1),
+            lambda: store.scan_groups(None, after=None, limit=1),
+        ]
+        writing.append(lambda: store.apply(change("c", g=True)))
+        reading += [
+            lambda: store.state(WORKSPACE, user("u")),
+            lambda: store.scan_subscriptions(None, after=None, limit=1),
+            lambda: store.history(None, None, after=None, limit=1),
+        ]
+        writing.append(lambda: store.suppress([suppression()]))
+        reading += [
+            lambda: store.suppressions(WORKSPACE, [("email", "a@b.c")]),
+            lambda: store.scan_suppressions(None, after=None, limit=1),
+        ]
+        writing += [
+            lambda: store.put([letter("l")]),
+            lambda: store.remove(WORKSPACE, ["l"]),
+        ]
+        reading += [
+            lambda: store.scan_dead_letters(None, after=None, limit=1),
+            lambda: store.recent_dead_letters(None, limit=1),
+            lambda: store.dead_letter(WORKSPACE, "l"),
+        ]
+        writing += [
+            lambda: store.put_record(record("r")),
+            lambda: store.delete_record("key", WORKSPACE, "r"),
+            lambda: store.expire_records("key", TIME + 1, limit=1),
+        ]
+        reading += [
+            lambda: store.get_record("key", WORKSPACE, "r"),
+            lambda: store.list_records(None, limit=1),
+            lambda: store.records_version("key"),
+        ]
+        writing += [
+            lambda: store.erase_events([event("m")], [b""]),
+            lambda: store.erase_profile(WORKSPACE, Kind.USER, "u"),
+            lambda: store.erase_choices(WORKSPACE, user("u"), "x"),
+            lambda: store.erase_suppressions(WORKSPACE, [("email", "a@b.c")]),
+            lambda: store.reapply([identify("m", "u", traits={"a": 1})]),
+        ]
+        reading.append(lambda: store.links_to(WORKSPACE, "a"))
+        reading.append(lambda: store.linked_to(WORKSPACE, "u"))
+        writing += [
+            lambda: store.put_counts([count(1)]),
+            lambda: store.expire_counts(60, TIME + 1, limit=1),
+        ]
+        reading += [
+            lambda: store.counts(60, since=TIME, until=TIME + 1, limit=1),
+            lambda: store.scan_counts(after=None, limit=1),
+        ]
 
         # At the same time, because each may wait until its time limit.
         async with bench.broken():
@@ -191,7 +177,7 @@ class FailureTests:
         await _check_nothing_is_lost(store, acknowledged, sent)
 
 
-async def _check_nothing_is_lost(store: EventStore, acknowledged: set[str], sent: set[str]) -> None:
+async def _check_nothing_is_lost(store: Storage, acknowledged: set[str], sent: set[str]) -> None:
     found = await ids(store, limit=1000)
     assert len(found) == len(set(found))
     assert acknowledged <= set(found) <= sent

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 import pytest
 
-from engage.api import Event, EventStore, ForeignCursor
+from engage.api import Event, ForeignCursor
+from engage.store.facade import Storage
 
 from ..factories import TIME, event, identify
 from .harness import Bench, on_store
@@ -24,7 +25,7 @@ _PATIENCE: Final = 90.0
 
 
 class FollowTests:
-    """Events are followed: see :meth:`EventStore.follow`."""
+    """Events are followed: see :meth:`Storage.follow`."""
 
     @on_store
     async def test_each_event_is_followed_once_in_order(self, bench: Bench) -> None:
@@ -147,7 +148,7 @@ class FollowTests:
 class _Follower:
     """Follows the events of a store."""
 
-    def __init__(self, store: EventStore, cursor: str | None = None, limit: int = 100) -> None:
+    def __init__(self, store: Storage, cursor: str | None = None, limit: int = 100) -> None:
         self._store = store
         self.cursor = cursor
         self._limit = limit
@@ -188,7 +189,7 @@ class _Follower:
             await asyncio.sleep(0.01)
 
 
-async def _followable(bench: Bench) -> EventStore:
+async def _followable(bench: Bench) -> Storage:
     """Return an opened storage, or skip the test if its events cannot be followed."""
     store = await bench.open()
     if await store.follow(after=None, limit=1) is None:

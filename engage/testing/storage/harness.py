@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from engage.api import Event, EventStore, StorageContext
+from engage.api import Event, StorageContext
+from engage.store.facade import Storage
 
 from ..factories import IDENTIFIERS
 from ..harness import PATIENCE, Call, Harness, find_factory, on_bench
@@ -47,10 +48,10 @@ class Subject:
         :param feature: ``atomic-updates`` (several connections can change one user),
             ``several-processes`` (they can write to one store at the same time), ``durable``
             (acknowledged events survive the end of every process), ``break`` (:meth:`break_store`
-            works), ``expire`` (:meth:`~engage.api.EventStore.expire` deletes events, and not the
-            server), ``nested-arrays`` (a list directly within a list can be stored),
-            ``code-point-order`` (text is ordered by code points, and not by the code units of
-            UTF-16), ``transactions`` (nobody sees half of a plan, and rows have numbers).
+            works), ``expire`` (the storage deletes events, and not the server), ``nested-arrays``
+            (a list directly within a list can be stored), ``code-point-order`` (text is ordered by
+            code points, and not by the code units of UTF-16), ``transactions`` (nobody sees half of
+            a plan, and rows have numbers).
         """
         return True
 
@@ -80,14 +81,12 @@ class Bench(Harness[Subject]):
         )
         self._factory = find_factory(subject.plugin, subject.storage, "storage")[0]
 
-    def new(self, **context: Any) -> EventStore:
+    def new(self, **context: Any) -> Storage:
         """Return a storage that is not opened yet.
 
         :param context: fields of :class:`~engage.api.StorageContext` that differ from the defaults.
         """
-        store: EventStore = self._factory(
-            self.options, dataclasses.replace(self.context, **context)
-        )
+        store: Storage = self._factory(self.options, dataclasses.replace(self.context, **context))
         self._opened.append(store)
         return store
 
@@ -104,24 +103,12 @@ class Bench(Harness[Subject]):
 
         return new
 
-    async def open(self, **context: Any) -> EventStore:
+    async def open(self, **context: Any) -> Storage:
         """Return an opened storage. The first one creates the store.
 
         :param context: see :meth:`new`.
         """
         store = self.new(**context)
-        await store.open(create=True)
-        return store
-
-    async def open_as(self, interface: type, **context: Any) -> Any:
-        """Return an opened storage, or skip the test if it does not have an interface.
-
-        :param interface: such as :class:`~engage.api.ProfileStore`.
-        :param context: see :meth:`new`.
-        """
-        store = self.new(**context)
-        if not isinstance(store, interface):
-            pytest.skip(f"this storage is not a {interface.__name__}")
         await store.open(create=True)
         return store
 
@@ -159,19 +146,11 @@ async def must_sync(call: Call) -> None:
             assert os.fstat(number).st_size == size, "a file was written after it was synced"
 
 
-def on_open(
-    interface: type,
-) -> Callable[[Callable[[Any, Any], Awaitable[None]]], Callable[[Any, Path], None]]:
-    """Return a decorator that makes ``async def test_x(self, store)`` a test of an open store.
+def on_open(test: Callable[[Any, Any], Awaitable[None]]) -> Callable[[Any, Path], None]:
+    """Make ``async def test_x(self, store)`` a test of an open store."""
 
-    :param interface: such as :class:`~engage.api.ProfileStore`; see :meth:`Bench.open_as`.
-    """
+    @functools.wraps(test)
+    async def run(self: Any, bench: Bench) -> None:
+        await test(self, await bench.open())
 
-    def decorate(test: Callable[[Any, Any], Awaitable[None]]) -> Callable[[Any, Path], None]:
-        @functools.wraps(test)
-        async def run(self: Any, bench: Bench) -> None:
-            await test(self, await bench.open_as(interface))
-
-        return on_store(run)
-
-    return decorate
+    return on_store(run)

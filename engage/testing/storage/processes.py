@@ -15,15 +15,10 @@ import orjson
 import pytest
 
 from engage.api import (
-    CountStore,
-    DeadLetterStore,
     Event,
-    ProfileStore,
-    RecordStore,
     Status,
-    SubscriptionStore,
-    SuppressionStore,
 )
+from engage.store.facade import Storage
 
 from ..factories import (
     TIME,
@@ -68,7 +63,7 @@ class ProcessTests:
     async def test_several_processes_set_traits_of_one_user(self, bench: Bench) -> None:
         bench.require("several-processes")
         bench.require("atomic-updates")
-        store = await bench.open_as(ProfileStore)
+        store = await bench.open()
         jobs = [{"kind": "traits", "count": 120, "step": step} for step in range(3)]
         async with children_of(bench, *jobs) as children:
             for lines in await asyncio.gather(*(lines_of(one) for one in children)):
@@ -140,14 +135,13 @@ class ProcessTests:
                 expected = Status.DUPLICATE if one.message_id in found else Status.STORED
                 assert outcome.status is expected
         assert sorted(await ids(store, limit=1000)) == sorted(one.message_id for one in everything)
-        if isinstance(store, ProfileStore):
-            for turn, number in highest.items():
-                for user in range(3):
-                    last = max(n for n in range(number + 20) if n % 3 == user)
-                    profile = await store.profile(WORKSPACE, f"k{turn}-{user}")
-                    assert profile is not None
-                    assert profile.traits == {"n": last}
-                    assert profile.updated_at == TIME + last
+        for turn, number in highest.items():
+            for user in range(3):
+                last = max(n for n in range(number + 20) if n % 3 == user)
+                profile = await store.profile(WORKSPACE, f"k{turn}-{user}")
+                assert profile is not None
+                assert profile.traits == {"n": last}
+                assert profile.updated_at == TIME + last
 
     @on_store
     async def test_writes_are_synced_before_they_return(self, bench: Bench) -> None:
@@ -157,16 +151,11 @@ class ProcessTests:
             pytest.skip("this storage does not sync with the functions of os")
         store = await bench.open()
         await must_sync(lambda: store.write([event("m")]))
-        if isinstance(store, SubscriptionStore):
-            await must_sync(lambda: store.apply(change("c", g=True)))
-        if isinstance(store, SuppressionStore):
-            await must_sync(lambda: store.suppress([suppression()]))
-        if isinstance(store, DeadLetterStore):
-            await must_sync(lambda: store.keep([letter("l")]))
-        if isinstance(store, RecordStore):
-            await must_sync(lambda: store.put_record(record("r")))
-        if isinstance(store, CountStore):
-            await must_sync(lambda: store.put_counts([count(1)]))
+        await must_sync(lambda: store.apply(change("c", g=True)))
+        await must_sync(lambda: store.suppress([suppression()]))
+        await must_sync(lambda: store.keep([letter("l")]))
+        await must_sync(lambda: store.put_record(record("r")))
+        await must_sync(lambda: store.put_counts([count(1)]))
 
     @on_store
     async def test_each_choice_has_its_record_when_several_processes_write(
@@ -174,7 +163,7 @@ class ProcessTests:
     ) -> None:
         bench.require("several-processes")
         bench.require("atomic-updates")
-        store = await bench.open_as(SubscriptionStore)
+        store = await bench.open()
         jobs = [{"kind": "choices", "count": 60, "name": name} for name in "ab"]
         async with children_of(bench, *jobs) as children:
             reports = await asyncio.gather(*(lines_of(one) for one in children))
@@ -186,7 +175,7 @@ class ProcessTests:
         """At any moment, alone or while another process changes the same choices."""
         bench.require("several-processes")
         bench.require("durable")
-        await bench.open_as(SubscriptionStore)
+        await bench.open()
         chance, acknowledged = random.Random(26), set[str]()
         for turn in range(4):
             counts = [10**6]
@@ -204,13 +193,13 @@ class ProcessTests:
                 for one in others:
                     acknowledged.update((await lines_of(one))[:-1])
             # As the process that a server starts in place of a killed one.
-            await _check_choices(await bench.open_as(SubscriptionStore), acknowledged)
+            await _check_choices(await bench.open(), acknowledged)
 
     @on_store
     async def test_one_process_writes_each_version_of_a_record(self, bench: Bench) -> None:
         bench.require("several-processes")
         bench.require("atomic-updates")
-        store = await bench.open_as(RecordStore)
+        store = await bench.open()
         jobs = [{"kind": "records", "count": 40, "name": name} for name in "abc"]
         async with children_of(bench, *jobs) as children:
             reports = await asyncio.gather(*(lines_of(one) for one in children))
@@ -225,7 +214,7 @@ class ProcessTests:
     async def test_several_processes_write_registers_of_one_counter(self, bench: Bench) -> None:
         bench.require("several-processes")
         bench.require("atomic-updates")
-        store = await bench.open_as(CountStore)
+        store = await bench.open()
         jobs = [{"kind": "counts", "count": 60, "name": name} for name in "abc"]
         async with children_of(bench, *jobs) as children:
             await asyncio.gather(*(lines_of(one) for one in children))
@@ -239,8 +228,8 @@ class ProcessTests:
     async def test_a_killed_process_loses_no_record_and_no_counter(self, bench: Bench) -> None:
         bench.require("several-processes")
         bench.require("durable")
-        records = await bench.open_as(RecordStore)
-        counts = await bench.open_as(CountStore)
+        records = await bench.open()
+        counts = await bench.open()
         for kind, name in (("records", "a"), ("counts", "k"), ("records", "b")):
             async with children_of(bench, {"kind": kind, "count": 10**6, "name": name}) as (one,):
                 assert one.stdout is not None
@@ -370,7 +359,7 @@ async def _work(job: dict[str, Any], work: Work | None) -> None:
         await store.close()
 
 
-async def _count_in_a_record(store: RecordStore, job: dict[str, Any]) -> None:
+async def _count_in_a_record(store: Storage, job: dict[str, Any]) -> None:
     """Add to a number in a record that all children change; print each version written."""
     written = 0
     while written < job["count"]:

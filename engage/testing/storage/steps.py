@@ -153,7 +153,7 @@ def _suppression(address: str, at: int, lifted: int, how: str) -> Row:
 class StepTests:
     """Steps, plans that fail or run at the same time, and processes that end."""
 
-    @on_open(Executor)
+    @on_open
     async def test_rows_are_found_by_keys_and_prefixes(self, store: Executor) -> None:
         rows = [_record(kind, name) for kind in ("a", "aa", "b") for name in ("z", "y")]
         missing = ("a", "acme", "x")
@@ -177,7 +177,7 @@ class StepTests:
         assert [row for _, row in left] == [rows[3], rows[2], rows[5], rows[4]]
         assert (await run(store, Get(RECORDS, []), Delete(RECORDS, []), Put(RECORDS, [])))[1] == 0
 
-    @on_open(Executor)
+    @on_open
     async def test_of_two_rows_with_one_key_the_first_is_added(self, store: Executor) -> None:
         first, second = _record("a", "x", body=b"1"), _record("a", "x", body=b"2")
         other, third = _record("a", "y", body=b"3"), _record("a", "y", body=b"4")
@@ -190,7 +190,7 @@ class StepTests:
         assert (stored, again) == ((), ((first[:3], first),))
         assert left == ((("a",), (first, third)),)
 
-    @on_open(Executor)
+    @on_open
     async def test_a_row_is_replaced_and_a_register_keeps_what_wins(self, store: Executor) -> None:
         old, new = _record("a", "x", 5), _record("a", "x", 3, body=b"new")
         await run(store, Put(RECORDS, [old]), Put(RECORDS, [new]))
@@ -203,7 +203,7 @@ class StepTests:
             ((_, kept),) = (await run(store, Get(SUPPRESSIONS, [key])))[0]
             assert kept == _suppression(str(number), *rows[2])
 
-    @on_open(Executor)
+    @on_open
     async def test_pages_are_in_every_order_and_within_bounds(self, store: Executor) -> None:
         rows = [_record("ab"[n % 2], f"{n:02}", n // 4, number=n % 3) for n in range(20)]
         await run(store, Put(RECORDS, random.Random(1).sample(rows, 20)))
@@ -244,7 +244,7 @@ class StepTests:
                 rest = [row for later in found[number + 1 :] for row in later.rows]
                 assert await rows_of(store, step._replace(after=page.place)) == rest
 
-    @on_open(Executor)
+    @on_open
     async def test_the_rows_of_a_page_are_deleted(self, store: Executor) -> None:
         rows, other = [_record("a", f"{-at}", at) for at in range(5)], _record("b", "x")
         await run(store, Put(RECORDS, [*rows, other]))
@@ -252,7 +252,7 @@ class StepTests:
             assert await store.run(delete_records, "a", len(rows) - 1, 2) == deleted
         assert await rows_of(store, Pages(RECORDS, 1)) == [rows[-1], other]
 
-    @on_open(Executor)
+    @on_open
     async def test_only_what_is_durable_is_remembered(self, store: Executor) -> None:
         """If anything: an executor may forget."""
         assert await store.run(remember, 1, "") == {}
@@ -266,7 +266,7 @@ class StepTests:
     async def test_no_row_appears_behind_a_place(self, bench: Bench) -> None:
         """In order of arrival, whatever the place: of an empty page, or of the last one."""
         bench.require("transactions")
-        store = await bench.open_as(Executor)
+        store = await bench.open()
         step = Pages(SERIES, 2)
         assert await pages(store, step) == [((), None, False)]
         chance, places, added = random.Random(3), list[tuple[Any, int]]([(None, 0)]), 0
@@ -286,7 +286,7 @@ class StepTests:
         assert [len(page.rows) for page in found[:3]] == [0, 0, 0]
         assert all(page.more and page.place is not None for page in found[:3])
 
-    @on_open(Executor)
+    @on_open
     async def test_a_plan_that_raises_has_no_effect(self, store: Executor) -> None:
         kept, key = _record("a", "kept"), ("a", "acme", "new")
         await run(store, Put(RECORDS, [kept]))
@@ -308,7 +308,7 @@ class StepTests:
 
     @on_store
     async def test_a_plan_that_raises_costs_no_other(self, bench: Bench) -> None:
-        stores = [await bench.open_as(Executor) for _ in range(2)]
+        stores = [await bench.open() for _ in range(2)]
         answers = await asyncio.gather(
             *(
                 run(
@@ -327,7 +327,7 @@ class StepTests:
     @on_store
     async def test_plans_that_change_one_row_run_one_after_the_other(self, bench: Bench) -> None:
         bench.require("atomic-updates")
-        stores = [await bench.open_as(Executor) for _ in range(3)]
+        stores = [await bench.open() for _ in range(3)]
 
         async def count(store: Executor) -> list[int]:
             return [await store.run(increment, "n") for _ in range(50)]
@@ -339,7 +339,7 @@ class StepTests:
     @on_store
     async def test_no_reader_sees_half_of_a_plan(self, bench: Bench) -> None:
         bench.require("transactions")
-        writer, reader = [await bench.open_as(Executor) for _ in range(2)]
+        writer, reader = [await bench.open() for _ in range(2)]
         sides = [("left",), ("right",)]
 
         async def write() -> None:
@@ -361,7 +361,7 @@ class StepTests:
     async def test_texts_come_back_as_they_were_given(self, bench: Bench) -> None:
         """And in the order of their code points, by their keys and by their bounds."""
         bench.require("code-point-order")
-        store = await bench.open_as(Executor)
+        store = await bench.open()
         rows = [_record("k", text, body=text.encode()) for text in _TEXTS]
         shuffled = random.Random(4).sample(rows, len(rows))
         assert await run(store, Add(RECORDS, shuffled)) == [()]
@@ -375,7 +375,7 @@ class StepTests:
     @on_store
     async def test_integers_come_back_as_they_were_given(self, bench: Bench) -> None:
         bench.require("transactions")
-        store = await bench.open_as(Executor)
+        store = await bench.open()
         counts = [(60, at, at, "p", at) for at in _INTEGERS]
         await run(store, Put(COUNTS, [*reversed(counts)]))
         assert await rows_of(store, Pages(COUNTS, 4)) == counts
@@ -387,7 +387,7 @@ class StepTests:
         bench.require("transactions")
         numbers: list[int] = []
         for turn in range(3):
-            store = await bench.open_as(Executor)
+            store = await bench.open()
             # A row that is there, and a plan that fails, take no number from another row.
             names = ("same", f"{9 - turn}", f"a{turn}")
             rows = [(name, "w", "[]", None) for name in names]
@@ -403,7 +403,7 @@ class StepTests:
 
     @on_store
     async def test_a_plan_has_no_effect_while_the_store_is_broken(self, bench: Bench) -> None:
-        store = await bench.open_as(Executor, write_timeout=5)
+        store = await bench.open(write_timeout=5)
         calls: list[Call] = [
             lambda: store.run(increment, "n"),
             lambda: store.read(number_of, "n"),
@@ -419,7 +419,7 @@ class StepTests:
     async def test_plans_of_several_processes_run_one_after_the_other(self, bench: Bench) -> None:
         bench.require("several-processes")
         bench.require("atomic-updates")
-        store = await bench.open_as(Executor)
+        store = await bench.open()
         jobs = [{"name": "n", "tasks": 3, "count": 40}] * 2
         async with children_of(bench, *jobs, code=_CHILD) as children:
             reports = await asyncio.gather(*(lines_of(one) for one in children))
@@ -430,7 +430,7 @@ class StepTests:
     async def test_a_killed_process_loses_no_plan_and_repeats_none(self, bench: Bench) -> None:
         """Its plans are not run again, nor are those of others that had no answer from it."""
         bench.require("durable")
-        await (await bench.open_as(Executor)).close()
+        await (await bench.open()).close()
         job = {"name": "killed", "tasks": 2, "count": 10**6}
         other = {"name": "other", "tasks": 12, "count": 40}
         others = [other] if bench.subject.can("several-processes") else []
@@ -450,7 +450,7 @@ class StepTests:
             found = Counter(lines)
             # Each task of the killed process may have had a plan whose answer it did not get.
             tried["killed"] += 2
-            store = await bench.open_as(Executor)
+            store = await bench.open()
             for name in ("killed", "other"):
                 did[name] += found[f"{name} did\n".encode()]
                 tried[name] += found[f"{name} did\n".encode()] + found[f"{name} failed\n".encode()]

@@ -6,7 +6,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Iterator
 
-from engage.api import Kind, Subject, SubscriptionRecord, SubscriptionState, SubscriptionStore
+from engage.api import Kind, Subject, SubscriptionRecord, SubscriptionState
+from engage.store.facade import Storage
 from engage.upkeep.export import all_pages
 from engage.upkeep.tombstones import PSEUDONYM
 from engage.upkeep.verify.notes import Notes
@@ -18,7 +19,7 @@ __all__ = ["Choice", "Choices", "confirm_choices", "keep_choices", "keep_history
 Choice = tuple[str, str, str, str]
 
 
-async def keep_choices(store: SubscriptionStore, notes: Notes) -> None:
+async def keep_choices(store: Storage, notes: Notes) -> None:
     """Keep all choices."""
     async for one in all_pages(functools.partial(store.scan_subscriptions, None)):
         kind, name = one.subject
@@ -26,7 +27,7 @@ async def keep_choices(store: SubscriptionStore, notes: Notes) -> None:
         notes.add(one.workspace_id, name, record)
 
 
-async def keep_history(store: SubscriptionStore, notes: Notes, erased: Collection[str]) -> None:
+async def keep_history(store: Storage, notes: Notes, erased: Collection[str]) -> None:
     """Keep the records of all choices, which must have been kept before.
 
     :param erased: the workspaces from which people were erased: the records of these stay.
@@ -71,9 +72,7 @@ class Choices:
                 yield key
 
 
-async def confirm_choices(
-    store: SubscriptionStore, keys: set[Choice], report: Report, doubt: Doubt
-) -> None:
+async def confirm_choices(store: Storage, keys: set[Choice], report: Report, doubt: Doubt) -> None:
     """Read the choices again that differ: they may have changed between the two scans."""
     for _ in range(TRIES):
         if not keys:
@@ -92,7 +91,7 @@ async def confirm_choices(
     report.unprovable["choices", "changed all the time"] += len(keys)
 
 
-async def _last(store: SubscriptionStore, keys: set[Choice]) -> dict[Choice, tuple[bool, int]]:
+async def _last(store: Storage, keys: set[Choice]) -> dict[Choice, tuple[bool, int]]:
     """Return the last record of each choice."""
     found: dict[Choice, tuple[bool, int]] = {}
     for workspace, kind, name in {key[:3] for key in keys}:

@@ -12,13 +12,10 @@ from collections.abc import Collection
 from engage.api import (
     CONFLICT,
     DAY_MS,
-    CountStore,
     DeadLetter,
-    DeadLetterStore,
-    EventStore,
-    RecordStore,
 )
 from engage.monitoring.history import EVENTS, HOUR, HOURS_KEPT
+from engage.store.facade import Storage
 from engage.upkeep.audit import AUDIT, read_entry
 from engage.upkeep.export import PAUSE, all_pages
 from engage.upkeep.verify.report import TRIES, Report
@@ -29,7 +26,7 @@ _Uses = dict[tuple[str, str], tuple[int, int]]
 
 
 async def check_letters(
-    store: EventStore,
+    store: Storage,
     report: Report,
     now: int,
     days: int | None,
@@ -43,8 +40,6 @@ async def check_letters(
     :param expires: whether events expire.
     :param erased: the workspaces from which people were erased, with their letters.
     """
-    if not isinstance(store, DeadLetterStore):
-        return
     conflicts: dict[tuple[str, str, str], str] = {}
     seen: tuple[_Uses, _Uses] | None = None
     for _ in range(TRIES):
@@ -88,7 +83,7 @@ async def check_letters(
     await _check_counters(store, report, kept_of, now=now, days=days)
 
 
-async def _uses(store: DeadLetterStore) -> _Uses:
+async def _uses(store: Storage) -> _Uses:
     uses = {(one.workspace_id, one.budget): one for one in await store.budget_use()}
     return {key: (one.count, one.size) for key, one in uses.items() if one.count or one.size}
 
@@ -105,11 +100,9 @@ def _problem(letter: DeadLetter) -> str:
 
 
 async def _check_counters(
-    store: EventStore, report: Report, kept: set[str], *, now: int, days: int | None
+    store: Storage, report: Report, kept: set[str], *, now: int, days: int | None
 ) -> None:
     """Compare the workspaces whose counters have conflicts with those that have letters of some."""
-    if not isinstance(store, CountStore):
-        return
     # An hour later, because a counter is of a whole hour.
     since = now - (HOURS_KEPT if days is None else days * DAY_MS) + HOUR * 1000
     counted: Counter[str] = Counter()
@@ -118,7 +111,7 @@ async def _check_counters(
         if one.labels[2:] == ("conflict",):
             counted[one.workspace_id] += one.total
     lost = {workspace for workspace, count in counted.items() if count and workspace not in kept}
-    if lost and isinstance(store, RecordStore):
+    if lost:
         async for record in all_pages(functools.partial(store.list_records, AUDIT)):
             entry = read_entry(record)
             if entry.action.startswith("letter") and entry.at >= since:

@@ -69,8 +69,6 @@ class Rules:
     visitors_before: float
     #: Workspaces in which visitors may have given way to new ones.
     full: Collection[str]
-    #: Whether the store's links are known.
-    with_links: bool
     doubt: Doubt
 
     @property
@@ -149,7 +147,7 @@ class _Link:
                 first = stored if first is None else min(first, stored)
             if rules.expires and before.decided == self.folds[1].decided:
                 counts = stored_counts  # Events that expired may have decided.
-        elif rules.with_links and before.first is not None:
+        elif before.first is not None:
             return None  # It is missing, which is a difference of its own.
         return first if counts else None
 
@@ -392,10 +390,6 @@ class _Comparison:
         views = (self._merged(one, links, 0) if exists[0] else None,) * 2
         if late:
             views = views[0], self._merged(one, links, 1) if exists[1] else None
-        actual = one.view(Kind.USER)
-        if actual is not None and self._rules.expires and not self._rules.with_links:
-            known = {link.name for link in links}
-            reason = reason or (None if known.issuperset(actual.anonymous_ids) else _EXPIRED)
         self._judge(one, Kind.USER, views, reason, chosen=chosen)
 
     def _merged(self, one: _Id, links: Iterable[_Id], index: int) -> View:
@@ -420,12 +414,11 @@ class _Comparison:
         exists = one.exists(0), one.exists(1) or (rules.expires and Kind.USER in one.profiles)
         reason = reason or rules.doubt(one.workspace, Kind.USER, user)
         for link in links:
-            if rules.with_links:
-                self._report.checked["links"] += 1
-                if (problem := link.links[user].problem(rules.horizon)) is not None:
-                    text, excuse = problem
-                    message = f"{one.workspace}: {link.name!r} to {user!r} {text}"
-                    self._report.judge("links", message, reason or excuse)
+            self._report.checked["links"] += 1
+            if (problem := link.links[user].problem(rules.horizon)) is not None:
+                text, excuse = problem
+                message = f"{one.workspace}: {link.name!r} to {user!r} {text}"
+                self._report.judge("links", message, reason or excuse)
             view, owner = link.profiles.get(Kind.VISITOR, (None, None))
             if view is not None and link.firsts == (user, user):
                 owners = [user if there else None for there in exists]

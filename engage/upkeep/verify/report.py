@@ -34,8 +34,6 @@ class Report:
     #: What and the reason → how many differ from the stored events for a reason that the store does
     #: not record, so that nobody can tell if they are right.
     unprovable: Counter[tuple[str, str]] = dataclasses.field(default_factory=Counter)
-    #: What the storage does not keep, so that there was nothing to look at.
-    not_kept: list[str] = dataclasses.field(default_factory=list)
     #: Why something could not be looked at.
     failures: list[str] = dataclasses.field(default_factory=list)
 

@@ -16,20 +16,15 @@ from typing import Any, Final
 
 from engage.api import (
     DAY_MS,
-    DeadLetterStore,
     Event,
     EventFilter,
-    EventStore,
     Kind,
-    ProfileStore,
     StorageContext,
     StorageUnavailable,
-    SubscriptionStore,
-    SuppressionStore,
-    VerifiableStore,
     render_time,
     suppressed_address,
 )
+from engage.store.facade import Storage
 from engage.store.suppressions import HASHED
 from engage.upkeep.export import all_pages
 from engage.upkeep.tombstones import Tombstones
@@ -56,13 +51,6 @@ _REASONS: Final = {
     "expired": "events that expired",
     "unfinished": "being written, or cut off by a crash",
 }
-#: What a storage keeps only if it has an interface.
-_KEEPERS: Final[Mapping[type, tuple[str, ...]]] = {
-    SubscriptionStore: ("choices",),
-    ProfileStore: ("visitors", "groups", "users"),
-    DeadLetterStore: ("dead letters", "conflicts"),
-    SuppressionStore: ("suppressions",),
-}
 #: Records of a page, and between two reports of the progress: larger pages need more memory.
 _STEP: Final = 1000
 
@@ -88,7 +76,7 @@ class Settings:
 
 
 async def verify(
-    store: EventStore,
+    store: Storage,
     settings: Settings,
     *,
     clock: Callable[[], int],
@@ -112,32 +100,24 @@ async def verify(
         except Exception as error:  # Something is damaged that the storage has to read.
             problem = f"damaged: {type(error).__name__}: {error}"
             run.report.failures.append(f"{check.__name__}: {problem}")
-    for interface, names in _KEEPERS.items():
-        if not isinstance(store, interface):
-            run.report.not_kept += names
-            for what in names:
-                del run.report.checked[what]
     return run.report
 
 
 class _Run:
     def __init__(
         self,
-        store: EventStore,
+        store: Storage,
         settings: Settings,
         clock: Callable[[], int],
         on_progress: Callable[[str, int], None],
     ) -> None:
         self.report = Report()
-        # Any: which other interfaces it has is asked before they are used.
-        self._store: Any = store
+        self._store = store
         self._settings, self._clock, self._on_progress = settings, clock, on_progress
 
     # ----------------------------------------------------------------------------- one part each
     async def problems(self) -> None:
         """Ask the storage what it finds wrong in itself."""
-        if not isinstance(self._store, VerifiableStore):
-            return
         async for problem in self._store.problems():
             if isinstance(problem, int):
                 self.report.checked["storage"] += problem
@@ -157,8 +137,6 @@ class _Run:
 
     async def suppressions(self) -> None:
         """Compare suppressed addresses with the form in which they are looked up."""
-        if not isinstance(self._store, SuppressionStore):
-            return
         async for one in self._all("suppressions", self._store.scan_suppressions, None):
             form = suppressed_address(one.channel, one.address)
             if form != one.address and not one.address.startswith(HASHED):
@@ -171,17 +149,13 @@ class _Run:
         late_since = self._clock() - SLACK - settings.lag
         # An erasure that is not done, or that begins later, may be half of one.
         before = await self._erased(done=True)
-        has_choices = isinstance(store, SubscriptionStore)
-        with_links = isinstance(store, VerifiableStore)
         with contextlib.closing(Notes()) as notes:
-            if has_choices:
-                await keep_choices(store, notes)
+            await keep_choices(store, notes)
             await self._keep_profiles(notes)
             await self._keep_events(notes, late_since, before)
             after = await self._erased()
-            if has_choices:
-                await keep_history(store, notes, after.newest())
-            unfinished = set(await store.unfinished()) if with_links else set()
+            await keep_history(store, notes, after.newest())
+            unfinished = {*await store.unfinished()}
 
             def doubt(workspace: str, kind: Kind, name: str) -> str | None:
                 if kind is Kind.GROUP:
@@ -205,12 +179,10 @@ class _Run:
                 erasing=after.newer_than(before),
                 visitors_before=float("-inf") if days is None else now - days * DAY_MS,
                 full=notes.full(settings.context.profile_limits.visitors),
-                with_links=with_links,
                 doubt=doubt,
             )
             wrong = compare_people(notes, rules, self.report, self._on_progress)
-        if has_choices:
-            await confirm_choices(store, wrong, self.report, doubt)
+        await confirm_choices(store, wrong, self.report, doubt)
 
     # ------------------------------------------------------------------------------- what is read
     async def _all(self, what: str, scan: Callable[..., Any], *first: Any) -> AsyncIterator[Any]:
@@ -231,17 +203,14 @@ class _Run:
     async def _keep_profiles(self, notes: Notes) -> None:
         """Keep the profiles and links."""
         store = self._store
-        if not isinstance(store, ProfileStore):
-            return
         async for user in self._all("users", store.scan_users, None):
             keep_profile(notes, Kind.USER, user.user_id, user)
         async for one in self._all("visitors", store.scan_visitors, None):
             keep_profile(notes, Kind.VISITOR, one.anonymous_id, one)
         async for group in self._all("groups", store.scan_groups, None):
             keep_profile(notes, Kind.GROUP, group.group_id, group)
-        if isinstance(store, VerifiableStore):
-            async for link in self._all("links", store.scan_links):
-                keep_link(notes, link)
+        async for link in self._all("links", store.scan_links):
+            keep_link(notes, link)
 
     async def _keep_events(self, notes: Notes, late_since: int, erased: Tombstones) -> None:
         """Check all events, and keep their changes."""

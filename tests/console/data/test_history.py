@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from engage.api import CountStore
 from engage.console.data.history import RANGES, Overview, overview
 from engage.console.data.reader import Reader
 from engage.console.pages.overview import table_of
@@ -16,7 +15,7 @@ from engage.monitoring.history import History
 from engage.monitoring.metrics import Metrics
 from engage.monitoring.refusals import Refusal
 from engage.pipeline.items import DROPPED, IGNORED, NOTICES
-from support.memory_store import MemoryEvents
+from engage.store.facade import Storage
 from support.sqlite import config_file, open_store
 
 #: 2026-11-22T12:00:00Z.
@@ -31,7 +30,7 @@ async def drawn(store: Any, span: str = "1h", workspace: str = "acme", now: int 
     return found
 
 
-async def counted(store: CountStore, at: int) -> None:
+async def counted(store: Storage, at: int) -> None:
     history = History(Metrics())
     history.turn(at)
     history.metrics.event("track", "stored", 4, "acme", "website")
@@ -52,7 +51,6 @@ async def counted(store: CountStore, at: int) -> None:
 
 async def test_the_counters_of_a_workspace_by_minute(tmp_path: Path) -> None:
     async with open_store(config_file(tmp_path)) as store:
-        assert isinstance(store, CountStore)
         await counted(store, NOON - 5 * MINUTE)
         await counted(store, NOON)
         await counted(store, NOON)  # a second process
@@ -80,7 +78,6 @@ async def test_the_counters_of_a_workspace_by_minute(tmp_path: Path) -> None:
 @pytest.mark.parametrize("span", RANGES)
 async def test_every_range_ends_now(tmp_path: Path, span: str) -> None:
     async with open_store(config_file(tmp_path)) as store:
-        assert isinstance(store, CountStore)
         await counted(store, NOON + 30 * MINUTE)
         found = await drawn(store, span, now=NOON + 30 * MINUTE + 5000)
     seconds, step = RANGES[span]
@@ -111,7 +108,6 @@ async def test_a_narrow_plot_has_longer_steps_and_loses_nothing(
     """They begin at full minutes, hours and days."""
     now = NOON + 37 * MINUTE
     async with open_store(config_file(tmp_path)) as store:
-        assert isinstance(store, CountStore)
         for minutes in (0, 1, 9, 62, 700, 1300, 1439, 1440, 14 * 1440 - 60):
             await counted(store, now - minutes * MINUTE)
         whole = await drawn(store, span, now=now)
@@ -138,7 +134,6 @@ async def test_a_row_of_the_numbers_is_a_full_minute_hour_or_day(
     """Of UTC; the first one may begin with the range."""
     now = NOON + 37 * MINUTE
     async with open_store(config_file(tmp_path)) as store:
-        assert isinstance(store, CountStore)
         for minutes in range(0, 14 * 1440, 97):
             await counted(store, now - minutes * MINUTE)
         data = await drawn(store, span, now=now)
@@ -155,7 +150,6 @@ async def test_only_a_request_with_a_wrong_key_counts_as_one_of_an_unknown_key(
 ) -> None:
     """The server answers others before it knows their key, such as a path that does not exist."""
     async with open_store(config_file(tmp_path)) as store:
-        assert isinstance(store, CountStore)
         history = History(Metrics())
         history.turn(NOON)
         for reason, status in (("storage_unavailable", 503), ("not_found", 404)):
@@ -165,10 +159,6 @@ async def test_only_a_request_with_a_wrong_key_counts_as_one_of_an_unknown_key(
         found = await drawn(store)
     assert found.outcomes["refused"][59] == 3
     assert {name: series[59] for name, series in found.keys.items()} == {"?": 1}
-
-
-async def test_a_store_without_counters_has_no_overview() -> None:
-    assert await overview(MemoryEvents(), Reader(8.0), "acme", "1h", now=NOON) is None
 
 
 HOUR = 60 * MINUTE
@@ -186,7 +176,6 @@ async def test_nothing_stopped_before_the_first_start(
     tmp_path: Path, starts: list[int], started: int, stopped: bool
 ) -> None:
     async with open_store(config_file(tmp_path)) as store:
-        assert isinstance(store, CountStore)
         for ago in starts:
             await counted(store, NOON - ago)
         found = await drawn(store)

@@ -206,7 +206,7 @@ async def test_a_key_in_use_is_disabled_after_a_question(tmp_path: Path) -> None
         for key, hours, events in (("idle", 26, 500), ("website", 0, 131)):
             history.turn(console.now() - hours * 3_600_000)
             metrics.event("track", "stored", events, "acme", key)
-            await history.write_to(console.store)  # type: ignore[arg-type]
+            await history.write_to(console.store)
 
         async def disabled(key: str) -> bool:
             keys = await list_keys(console.store, console.config.workspaces)

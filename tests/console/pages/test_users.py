@@ -12,16 +12,15 @@ from typing import Any
 
 import httpx
 
-from engage.api import EventStore, StorageUnavailable
+from engage.store.facade import Storage
 from engage.testing.factories import event, identify, store_all
-from support.console import CONSOLE, BrokenStore, console_here, sign_in_here
-from support.memory_store import MemoryEvents
+from support.console import CONSOLE, console_here, sign_in_here
 from support.sqlite import config_file, open_store
 
 
 @contextlib.asynccontextmanager
 async def console(
-    folder: Path, store: EventStore, config_extra: str = CONSOLE
+    folder: Path, store: Storage, config_extra: str = CONSOLE
 ) -> AsyncIterator[httpx.AsyncClient]:
     """Serve a console on a storage, and sign in."""
     async with console_here(folder, store, config_extra=config_extra) as (served, client):
@@ -30,9 +29,7 @@ async def console(
 
 
 @contextlib.asynccontextmanager
-async def sqlite(
-    folder: Path, **limits: int
-) -> AsyncIterator[tuple[EventStore, httpx.AsyncClient]]:
+async def sqlite(folder: Path, **limits: int) -> AsyncIterator[tuple[Storage, httpx.AsyncClient]]:
     path = config_file(folder, "store")
     extra = "\n".join(["\n[limits]", *(f"{name} = {value}" for name, value in limits.items())])
     path.write_text(path.read_text() + extra)
@@ -214,18 +211,3 @@ async def test_a_console_that_only_shows_has_no_buttons(tmp_path: Path) -> None:
         assert anonymous_ids(pages[0]) == [("v", "visitor")]
         unlink = {"action": "unlink", "anonymous_id": "v"}
         assert (await client.post("user?id=ann", data=unlink)).status_code == 403
-
-
-async def test_a_storage_that_cannot(tmp_path: Path) -> None:
-    """It keeps no profiles, or does not answer."""
-    async with console(tmp_path, MemoryEvents()) as client:
-        assert (await client.get("user?visitor=v")).status_code == 404
-        link_form = {"action": "link", "anonymous_id": "v"}
-        answer = await client.post("user?id=ann", data=link_form)
-        assert answer.status_code == 400
-        assert "does not store profiles" in text_of(answer)
-    broken = BrokenStore()
-    async with console(tmp_path, broken) as client:
-        broken.error = StorageUnavailable("gone")
-        assert (await client.post("user?id=ann", data=link_form)).status_code == 503
-        assert (await client.get("user?visitor=v")).status_code == 200

@@ -18,13 +18,13 @@ import pytest
 
 from engage.api import (
     Backup,
-    EventStore,
     Record,
     StorageIncompatible,
     StorageMissing,
     StorageUnavailable,
 )
 from engage.store import records
+from engage.store.facade import Storage
 from engage.testing import event
 from engage.testing.factories import TIME, ids, store_all
 from engage_plugins.sqlite import schema
@@ -51,7 +51,7 @@ def back_up(
     return made
 
 
-async def unchanged(store: EventStore, made: Backup) -> None:
+async def unchanged(store: Storage, made: Backup) -> None:
     """Change nothing."""
 
 

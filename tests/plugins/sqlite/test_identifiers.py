@@ -38,7 +38,7 @@ def found(engine: Engine, value: str) -> list[str]:
 # --------------------------------------------------------------------------------------- the model
 @dataclasses.dataclass
 class User:
-    """What a user's claims are, by the rule of ``ProfileStore.find_users``."""
+    """What a user's claims are, by the rule of ``Storage.find_users``."""
 
     #: The first values, with the least time of receipt of each.
     kept: dict[str, int] = dataclasses.field(default_factory=dict)

@@ -9,7 +9,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from engage.api import Count, CountStore, CountSum
+from engage.api import Count, CountSum
 from engage.testing.factories import AWKWARD, TIME, all_pages, count, sums
 from engage.testing.storage.harness import Bench, on_open, on_store
 
@@ -49,13 +49,13 @@ class CountTests:
 
     @on_store
     async def test_the_counters_of_all_processes_are_added(self, bench: Bench) -> None:
-        store = await bench.open_as(CountStore)
+        store = await bench.open()
         await store.put_counts([])
         written = [count(3), count(5, process="q"), count(4, process="r"), count(0, minute=1)]
         await store.put_counts(written[:2])
         await store.put_counts(written[2:])
         await store.close()
-        store = await bench.open_as(CountStore)
+        store = await bench.open()
         first, second = await sums(store)
         assert first == CountSum(
             at=TIME,
@@ -68,7 +68,7 @@ class CountTests:
         )
         assert (second.at, second.total, second.processes) == (TIME + 60_000, 0, 1)
 
-    @on_open(CountStore)
+    @on_open
     async def test_the_greatest_value_of_a_register_stays(self, store: Any) -> None:
         """So a write can be repeated, and an earlier one can arrive late."""
         values = [*range(20)] * 2
@@ -84,7 +84,7 @@ class CountTests:
         await store.put_counts([count(2**53 + 1)])
         assert [one.greatest for one in await sums(store)] == [2**53 + 1]
 
-    @on_open(CountStore)
+    @on_open
     async def test_sums_are_filtered_and_read_in_pages(self, store: Any) -> None:
         written = [
             count(
@@ -128,7 +128,7 @@ class CountTests:
                 assert _in_order(found) == _sorted(_expected(chosen))
         assert await sums(store, step=3600) == _expected(hours)
 
-    @on_open(CountStore)
+    @on_open
     async def test_similar_counters_are_different(self, store: Any) -> None:
         labels = [(), ("",), ("", ""), ("a", "b"), ("a,b",), ("a\x00b",), ('a","b',), ("b", "a")]
         written = [count(1, labels=one) for one in labels]
@@ -143,7 +143,7 @@ class CountTests:
 
     @on_store
     async def test_all_registers_are_read_for_a_copy(self, bench: Bench) -> None:
-        store = await bench.open_as(CountStore)
+        store = await bench.open()
         written = [
             count(number, step=step, minute=minute, process=process, labels=(label,))
             for number, (step, minute, process, label) in enumerate(
@@ -159,12 +159,12 @@ class CountTests:
         # No counter is read twice, although others are written or expire in between.
         await store.put_counts([count(10**6, process="new"), *written])
         await store.close()
-        store = await bench.open_as(CountStore)
+        store = await bench.open()
         rest = await all_pages(store.scan_counts, after=page.cursor)
         seen = [repr(one) for one in (*page.items, *rest) if one.process != "new"]
         assert sorted(seen) == expected
 
-    @on_open(CountStore)
+    @on_open
     async def test_old_counters_expire(self, store: Any) -> None:
         await store.put_counts([count(1, minute=n, process=p) for n in range(5) for p in "pq"])
         await store.put_counts([count(7, step=3600)])

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from engage.api import CONFLICT, DeadLetter, DeadLetterBudget, DeadLetterStore
+from engage.api import CONFLICT, DeadLetter, DeadLetterBudget
+from engage.store.facade import Storage
 from engage.testing.factories import AWKWARD, TIME, WORKSPACE, all_pages, all_recent, letter
 from engage.testing.storage.harness import Bench, on_open, on_store
 
@@ -21,7 +22,7 @@ def _plain(one: DeadLetter) -> tuple[object, ...]:
     return tuple(values.items())
 
 
-async def _ids(store: DeadLetterStore, workspace: str | None = None) -> list[str]:
+async def _ids(store: Storage, workspace: str | None = None) -> list[str]:
     return [one.id for one in await all_pages(store.scan_dead_letters, workspace)]
 
 
@@ -30,7 +31,7 @@ class DeadLetterTests:
 
     @on_store
     async def test_a_dead_letter_is_returned_unchanged(self, bench: Bench) -> None:
-        store = await bench.open_as(DeadLetterStore)
+        store = await bench.open()
         written = [
             letter("plain"),
             letter("bytes", item=bytes(range(256)) * 100, truncated=True, origin="sendgrid"),
@@ -48,11 +49,11 @@ class DeadLetterTests:
         ]
         assert await store.put(written) == 0
         await store.close()
-        store = await bench.open_as(DeadLetterStore)
+        store = await bench.open()
         found = await all_pages(store.scan_dead_letters, None, limit=2)
         assert [_plain(one) for one in found] == [_plain(one) for one in written]
 
-    @on_open(DeadLetterStore)
+    @on_open
     async def test_what_is_needed_to_replay_a_letter_is_kept(self, store: Any) -> None:
         written = [
             letter("single", operation="track", envelope=b"{}"),
@@ -69,13 +70,13 @@ class DeadLetterTests:
     @on_store
     async def test_an_envelope_counts_towards_the_budget(self, bench: Bench) -> None:
         budget = DeadLetterBudget(api_bytes=10_000)
-        store = await bench.open_as(DeadLetterStore, dead_letter_budget=budget)
+        store = await bench.open(dead_letter_budget=budget)
         large = b'{"context":"%s"}' % (b"x" * 6000)
         assert await store.put([letter("a", envelope=large), letter("b", envelope=large)]) == 1
         assert await store.remove(WORKSPACE, ["a"]) == 1
         assert await store.put([letter("b", envelope=large), letter("c")]) == 0
 
-    @on_open(DeadLetterStore)
+    @on_open
     async def test_a_dead_letter_is_found_by_its_id(self, store: Any) -> None:
         written = [letter(name, message=f"{number}") for number, name in enumerate(AWKWARD)]
         other = letter("a", workspace_id="other", item=b"other", operation="track", envelope=b"{}")
@@ -92,7 +93,7 @@ class DeadLetterTests:
 
     @on_store
     async def test_recent_dead_letters_are_the_scan_in_reverse(self, bench: Bench) -> None:
-        store = await bench.open_as(DeadLetterStore)
+        store = await bench.open()
         page = await store.recent_dead_letters(None, limit=10)
         if page is None:
             pytest.skip("this storage does not return its newest dead letters")
@@ -114,13 +115,13 @@ class DeadLetterTests:
         assert await store.put([letter("new", received_at=TIME + 100)]) == 0
         assert await store.remove(WORKSPACE, [first[1], "0"]) == 2
         await store.close()
-        store = await bench.open_as(DeadLetterStore)
+        store = await bench.open()
         rest = await all_recent(store.recent_dead_letters, None, limit=3, before=page.cursor)
         expected = [f"{number * 7 % 30}" for number in range(29, -1, -1)]
         assert first == expected[:5]
         assert [one.id for one in rest] == [one for one in expected[5:] if one != "0"]
 
-    @on_open(DeadLetterStore)
+    @on_open
     async def test_a_dead_letter_is_stored_once(self, store: Any) -> None:
         assert await store.put([letter("a"), letter("a"), letter("b")]) == 0
         assert await store.put([letter("b", received_at=TIME + 9), letter("c")]) == 0
@@ -132,7 +133,7 @@ class DeadLetterTests:
         await asyncio.gather(*(store.put([letter("d")]) for _ in range(10)))
         assert await _ids(store, WORKSPACE) == ["a", "b", "c", "d"]
 
-    @on_open(DeadLetterStore)
+    @on_open
     async def test_similar_ids_of_dead_letters_are_different(self, store: Any) -> None:
         assert await store.put([letter(name) for name in AWKWARD]) == 0
         assert await _ids(store) == list(AWKWARD)
@@ -142,7 +143,7 @@ class DeadLetterTests:
     @on_store
     async def test_a_budget_limits_the_number_of_dead_letters(self, bench: Bench) -> None:
         budget = DeadLetterBudget(api_count=3, webhook_count=2)
-        store = await bench.open_as(DeadLetterStore, dead_letter_budget=budget)
+        store = await bench.open(dead_letter_budget=budget)
         assert await store.put([letter(str(number)) for number in range(5)]) == 2
         # A dead letter that is stored already is not dropped.
         assert await store.put([letter("1"), letter("9")]) == 1
@@ -159,7 +160,7 @@ class DeadLetterTests:
     @on_store
     async def test_a_budget_limits_the_size_of_dead_letters(self, bench: Bench) -> None:
         budget = DeadLetterBudget(api_bytes=10_000, webhook_bytes=20_000)
-        store = await bench.open_as(DeadLetterStore, dead_letter_budget=budget)
+        store = await bench.open(dead_letter_budget=budget)
         assert await store.put([letter("a", item=b"x" * 6000)]) == 0
         assert await store.put([letter("b", item=b"x" * 6000)]) == 1
         assert await store.put([letter("c", item=b"x" * 3000)]) == 0
@@ -168,7 +169,7 @@ class DeadLetterTests:
         assert await store.expire_dead_letters(TIME + 1, limit=1) == 1
         assert len(await _ids(store)) == 2
 
-    @on_open(DeadLetterStore)
+    @on_open
     async def test_dead_letters_are_removed_and_expire(self, store: Any) -> None:
         letters = [letter(str(number), received_at=TIME + number) for number in range(10)]
         assert await store.put(letters) == 0
@@ -184,7 +185,7 @@ class DeadLetterTests:
     @on_store
     async def test_refused_items_leave_room_for_conflicts(self, bench: Bench) -> None:
         budget = DeadLetterBudget(api_count=2, conflict_count=2, webhook_count=1)
-        store = await bench.open_as(DeadLetterStore, dead_letter_budget=budget)
+        store = await bench.open(dead_letter_budget=budget)
         assert await store.keep([letter(str(n)) for n in range(3)]) == [True, True, False]
         conflicts = [letter(f"c{n}", reason=CONFLICT) for n in range(3)]
         assert await store.keep(conflicts) == [True, True, False]
@@ -195,14 +196,14 @@ class DeadLetterTests:
         assert await store.remove(WORKSPACE, ["c0"]) == 1
         assert await store.keep([letter("3"), conflicts[2], conflicts[0]]) == [False, True, False]
         await store.close()
-        store = await bench.open_as(DeadLetterStore, dead_letter_budget=budget)
+        store = await bench.open(dead_letter_budget=budget)
         assert await store.keep([*conflicts, letter("4")]) == [False, True, True, False]
         assert await _ids(store) == ["0", "1", "c1", "d0", "c2"]
 
     @on_store
     async def test_each_letter_is_reported(self, bench: Bench) -> None:
         budget = DeadLetterBudget(conflict_bytes=5000)
-        store = await bench.open_as(DeadLetterStore, dead_letter_budget=budget)
+        store = await bench.open(dead_letter_budget=budget)
         assert await store.keep([]) == []
         large = letter("large", reason=CONFLICT, item=b"x" * 6000)
         small = letter("small", reason=CONFLICT, item=b"x" * 3000)
@@ -212,7 +213,7 @@ class DeadLetterTests:
 
     @on_store
     async def test_the_use_of_budgets_is_reported_if_at_all(self, bench: Bench) -> None:
-        store = await bench.open_as(DeadLetterStore)
+        store = await bench.open()
         letters = [letter("a", item=b"x" * 1000), letter("b", reason=CONFLICT, item=b"x" * 2000)]
         await store.keep([*letters, letter("d", origin="x"), letter("o", workspace_id="other")])
         uses = {(use.workspace_id, use.budget): use for use in await store.budget_use()}
@@ -226,11 +227,11 @@ class DeadLetterTests:
             assert uses[WORKSPACE, "conflict"].size == letters[1].size
             await store.close()
             budget = DeadLetterBudget(api_bytes=2 * uses[WORKSPACE, "api"].size)
-            store = await bench.open_as(DeadLetterStore, dead_letter_budget=budget)
+            store = await bench.open(dead_letter_budget=budget)
             item = letters[0].item
             assert await store.put([letter("e", item=item + b"x"), letter("f", item=item)]) == 1
             assert await _ids(store, WORKSPACE) == ["a", "b", "d", "f"]
 
-    @on_open(DeadLetterStore)
+    @on_open
     async def test_storing_no_dead_letter_is_allowed(self, store: Any) -> None:
         assert await store.put([]) == 0

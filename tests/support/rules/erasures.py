@@ -10,15 +10,13 @@ import pytest
 
 from engage.api import (
     ERASED,
-    ErasureStore,
     EventFilter,
     Kind,
     Status,
     SubscriptionChange,
-    SubscriptionStore,
     Suppression,
-    SuppressionStore,
 )
+from engage.store.facade import Storage
 from engage.testing.factories import (
     AWKWARD,
     TIME,
@@ -26,6 +24,7 @@ from engage.testing.factories import (
     all_pages,
     event,
     identify,
+    profile_of,
     user,
     visitor,
 )
@@ -47,7 +46,7 @@ def change(name: str, user_id: str, **fields: Any) -> SubscriptionChange:
 class ErasureTests:
     """``erase_events``, ``erase_profile``, ``links_to``, ``erase_choices``, ``reapply`` …."""
 
-    @on_open(ErasureStore)
+    @on_open
     async def test_an_erased_event_is_a_duplicate_of_nothing(self, store: Any) -> None:
         ann = event("m1", user_id="ann", at=1)
         others = [
@@ -75,7 +74,7 @@ class ErasureTests:
     async def test_an_erased_identity_is_kept_by_other_processes_and_expires(
         self, bench: Bench
     ) -> None:
-        store = await bench.open_as(ErasureStore)
+        store = await bench.open()
         events = [event(f"m{n}", user_id="ann", at=n) for n in range(5)]
         await store.write(events)
         marks = [MARK, b"", MARK + b"8"]
@@ -91,7 +90,7 @@ class ErasureTests:
             stored = [one.status is Status.STORED for one in outcomes]
             assert stored == [True, True, False, False, False]
 
-    @on_open(ErasureStore)
+    @on_open
     async def test_a_filter_has_ids(self, store: Any) -> None:
         events = [
             event("1", user_id="ann", anonymous_id="a"),
@@ -105,7 +104,7 @@ class ErasureTests:
             found = [one for one in await all_pages(store.scan, wanted) if wanted.matches(one)]
             assert "".join(one.message_id for one in found) == expected
 
-    @on_open(ErasureStore)
+    @on_open
     async def test_an_erased_user_has_nothing_and_others_keep_all(self, store: Any) -> None:
         await store.write(
             [
@@ -131,7 +130,7 @@ class ErasureTests:
 
     @on_store
     async def test_what_happens_later_makes_a_new_user(self, bench: Bench) -> None:
-        store = await bench.open_as(ErasureStore, write_timeout=3.0)
+        store = await bench.open(write_timeout=3.0)
         await store.write(
             [
                 identify("1", "ann", traits={"email": "ann@x.org", "plan": "a"}),
@@ -145,7 +144,7 @@ class ErasureTests:
             event("4", user_id="ann", anonymous_id="a", at=9),
         ]
         await store.write(later)
-        found = await store.profile(WORKSPACE, "ann")
+        found = await profile_of(store, "ann")
         assert (found.traits, found.anonymous_ids) == ({"email": "ann@x.org"}, ["a"])
         assert found.created_at == TIME + 9
         assert await store.links_to(WORKSPACE, "a") == [("ann", TIME + 9)]
@@ -155,7 +154,7 @@ class ErasureTests:
     async def test_another_process_forgets_what_it_remembered(self, bench: Bench) -> None:
         if not bench.subject.can("several-processes"):
             pytest.skip("one process")
-        one: Any = await bench.open_as(ErasureStore)
+        one: Any = await bench.open()
         two: Any = await bench.open(write_timeout=3.0)
         await one.write(
             [
@@ -176,7 +175,7 @@ class ErasureTests:
         found = await two.find_users(WORKSPACE, "email", ["ann@x.org"])
         assert found == {"ann@x.org": ["ann"]}
 
-    @on_open(ErasureStore)
+    @on_open
     async def test_changes_are_applied_again(self, store: Any) -> None:
         events = [
             identify("1", "ann", traits={"email": "ann@x.org"}),
@@ -193,7 +192,7 @@ class ErasureTests:
         assert await store.find_users(WORKSPACE, "email", ["ann@x.org"]) == {"ann@x.org": ["ann"]}
         await store.reapply([])
 
-    @on_open(ErasureStore)
+    @on_open
     async def test_links_to_an_anonymous_id_are_in_the_order_of_receipt(self, store: Any) -> None:
         await store.write(
             [
@@ -215,9 +214,9 @@ class ErasureTests:
         assert [sorted(names) for names in found] == [[], ["a"], ["a", "b"]]
         assert await store.linked_to("other", "bob") == []
 
-    @on_open(ErasureStore)
+    @on_open
     async def test_choices_are_erased_and_records_get_a_pseudonym(self, store: Any) -> None:
-        if SubscriptionStore not in type(store).__mro__:
+        if Storage not in type(store).__mro__:
             pytest.skip("this storage keeps no choices")
         source = {"secret": "12345678", "user_agent": "Firefox", "address": "192.0.2.1"}
         await store.apply(change("c1", "ann", **source))
@@ -247,9 +246,9 @@ class ErasureTests:
         await store.erase_profile(WORKSPACE, Kind.USER, "ann")
         assert await store.profile(WORKSPACE, "ann") is None
 
-    @on_open(ErasureStore)
+    @on_open
     async def test_suppressions_of_an_address_are_erased(self, store: Any) -> None:
-        if SuppressionStore not in type(store).__mro__:
+        if Storage not in type(store).__mro__:
             pytest.skip("this storage keeps no suppressions")
         rows = [
             Suppression(
@@ -267,7 +266,7 @@ class ErasureTests:
             ("sms", "a@b.c"),
         }
 
-    @on_open(ErasureStore)
+    @on_open
     async def test_similar_ids_are_told_apart(self, store: Any) -> None:
         names = [name for name in AWKWARD if len(name) < 99]
         await store.write(

@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from engage.api import OPERATOR_ORIGIN, Event, ProfileLimits, ProfileStore
+from engage.api import OPERATOR_ORIGIN, Event, ProfileLimits
+from engage.store.facade import Storage
 from engage.testing.factories import WORKSPACE, all_pages, event, identify, store_all, user
 from engage.testing.storage.harness import Bench, on_open, on_store
 
@@ -20,7 +21,7 @@ def vouched(message_id: str, user_id: str, at: int, /, **traits: Any) -> Event:
 class IdentifierTests:
     """``find_users`` with its claims, ``certain``, and ``holders``."""
 
-    @on_open(ProfileStore)
+    @on_open
     async def test_an_identifier_is_certain_while_it_is_the_value_vouched_for(
         self, store: Any
     ) -> None:
@@ -62,7 +63,7 @@ class IdentifierTests:
         )
         assert await certain() == {}
 
-    @on_open(ProfileStore)
+    @on_open
     async def test_a_visitor_makes_nothing_certain(self, store: Any) -> None:
         """Anyone can link a visitor to a user."""
         visit = replace(vouched("1", "", 5, email="ann@a.example"), user_id=None)
@@ -77,14 +78,14 @@ class IdentifierTests:
     @on_store
     async def test_what_is_certain_has_room(self, bench: Bench) -> None:
         limits = ProfileLimits(traits=1, trait_bytes=20)
-        store: Any = await bench.open_as(ProfileStore, profile_limits=limits)
+        store: Any = await bench.open(profile_limits=limits)
         await store_all(store, identify("1", "u", 1, traits={"full": "x"}))
         await store_all(store, vouched("2", "u", 2, email="ann@a.example", phone="+1 2"))
         profile = await store.profile(WORKSPACE, "u")
         assert profile.certain == {"email": "ann@a.example", "phone": "+12"}
         assert store.dropped_changes == 0
 
-    @on_open(ProfileStore)
+    @on_open
     async def test_users_are_found_by_an_identifier(self, store: Any) -> None:
         await store_all(
             store,
@@ -118,7 +119,7 @@ class IdentifierTests:
         }
         assert dict(await store.find_users(WORKSPACE, "email", [])) == {}
 
-    @on_open(ProfileStore)
+    @on_open
     async def test_users_are_not_found_by_an_earlier_value_that_arrives_late(
         self, store: Any
     ) -> None:
@@ -127,7 +128,7 @@ class IdentifierTests:
         found = await store.find_users(WORKSPACE, "email", ["old@example.com", "new@example.com"])
         assert dict(found) == {"new@example.com": ["u"]}
 
-    @on_open(ProfileStore)
+    @on_open
     async def test_the_history_of_an_identifier(self, store: Any) -> None:
         """It has the values of a user, and those of the visitors that belong to the user."""
         visit = identify("4", "", anonymous_id="alone", traits={"email": "a@alone.example"})
@@ -143,7 +144,7 @@ class IdentifierTests:
         assert ({*found}, {*found["ann"]}) == ({"ann"}, {"ann@new.example"})
         found = await store.identifier_history(WORKSPACE, "phone", ids)
         assert ({*found}, {*found["ben"]}) == ({"ben"}, {"+123"})
-        if type(store).identifier_history is ProfileStore.identifier_history:
+        if type(store).identifier_history is Storage.identifier_history:
             return  # It has the current values of users.
         await store_all(
             store,
@@ -157,7 +158,7 @@ class IdentifierTests:
         assert {*found} == {"ann"}
         assert {*found["ann"]} == {"ann@new.example", "ann@old.example", "a@alone.example"}
 
-    @on_open(ProfileStore)
+    @on_open
     async def test_at_most_a_hundred_users_are_found(self, store: Any) -> None:
         await store_all(
             store,
@@ -169,7 +170,7 @@ class IdentifierTests:
         found = await store.find_users(WORKSPACE, "email", ["a@b.c"])
         assert list(found["a@b.c"]) == [f"u{number:03}" for number in range(149, 49, -1)]
 
-    @on_open(ProfileStore)
+    @on_open
     async def test_the_user_with_the_oldest_claim_is_found_first(self, store: Any) -> None:
         """A claim is when the server received the value, whatever the timestamps are."""
         email = {"email": "ann@example.com"}
@@ -185,7 +186,7 @@ class IdentifierTests:
         found = await store.find_users(WORKSPACE, "email", ["ann@example.com"])
         assert list(found["ann@example.com"][:2]) == ["earlier", "ann"]
 
-    @on_open(ProfileStore)
+    @on_open
     async def test_a_claim_is_kept_while_the_user_has_another_value(self, store: Any) -> None:
         """Otherwise anyone could change a person's address, claim it, and keep it."""
 
@@ -208,7 +209,7 @@ class IdentifierTests:
         found = await store.find_users(WORKSPACE, "email", wanted)
         assert dict(found) == {"ann@example.com": ["late", "ann", "forged"]}
 
-    @on_open(ProfileStore)
+    @on_open
     async def test_claims_are_the_same_in_every_order(self, store: Any) -> None:
         events = [
             identify("a1", "a", 9, received=10, traits={"email": "x@y.z"}),
@@ -229,17 +230,17 @@ class IdentifierTests:
 
     @on_store
     async def test_claims_are_kept_after_reopening(self, bench: Bench) -> None:
-        store = await bench.open_as(ProfileStore)
+        store = await bench.open()
         email = {"email": "a@b.c"}
         await store_all(store, identify("1", "first", 9, traits=email))
         await store_all(store, identify("2", "second", 0, received=10, traits=email))
         await store.close()
-        again = await bench.open_as(ProfileStore)
+        again = await bench.open()
         await store_all(again, identify("3", "first", 20, traits=email))
         found = await again.find_users(WORKSPACE, "email", ["a@b.c"])
         assert dict(found) == {"a@b.c": ["first", "second"]}
 
-    @on_open(ProfileStore)
+    @on_open
     async def test_the_first_hundred_claims_of_a_user_are_kept(self, store: Any) -> None:
         """Anyone with a write key can give a user any number of values. The claims of the first
         hundred are kept, and a later value has a claim while the user has it: from when it was
@@ -277,11 +278,11 @@ class IdentifierTests:
         )
         assert (await found(1100))[:2] == ["forged-eve", "eve"]
 
-    @on_open(ProfileStore)
+    @on_open
     async def test_all_holders_of_a_value_are_read(self, store: Any) -> None:
         """A signed link must work however many users have the recipient's address. A storage that
         inherits the default of ``holders`` returns at least those that ``find_users`` finds."""
-        default = type(store).holders is ProfileStore.holders
+        default = type(store).holders is Storage.holders
         count = 90 if default else 250
         email = {"email": "a@b.c"}
         users = [f"u{number % 7}{number}" for number in range(count)]

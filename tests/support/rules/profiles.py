@@ -17,12 +17,10 @@ from engage.api import (
     API_ORIGIN,
     OPERATOR_ORIGIN,
     Event,
-    EventStore,
     Kind,
     Link,
     Membership,
     ProfileLimits,
-    ProfileStore,
     RemovedTraits,
     Seen,
     Status,
@@ -30,6 +28,7 @@ from engage.api import (
     UserProfile,
     changes_of,
 )
+from engage.store.facade import Storage
 from engage.testing.factories import (
     AWKWARD,
     TIME,
@@ -60,7 +59,7 @@ def _member_if_greater(name: str, user_id: str, **fields: Any) -> Event:
 class ProfileTests:
     """The last write wins, for each trait and each membership."""
 
-    @on_open(ProfileStore)
+    @on_open
     async def test_only_identifying_events_create_users(self, store: Any) -> None:
         await store_all(
             store,
@@ -95,9 +94,9 @@ class ProfileTests:
         grouped = await profile_of(store, "grouped")
         assert grouped.groups == ["g"]
 
-    @on_open(ProfileStore)
+    @on_open
     async def test_writes_at_the_same_time_change_one_user(self, store: Any) -> None:
-        """As many writes as the storage declares; see ``EventStore.concurrent_writes``."""
+        """As many writes as the storage declares; see ``Storage.concurrent_writes``."""
         calls = store.concurrent_writes
         assert calls >= 1
         expected: dict[str, object] = {}
@@ -122,7 +121,7 @@ class ProfileTests:
         assert profile.traits == expected
         assert len(profile.anonymous_ids) == 10 * calls
 
-    @on_open(ProfileStore)
+    @on_open
     async def test_the_latest_value_of_each_trait_wins(self, store: Any) -> None:
         await store_all(store, identify("1", "u", 10, traits={"a": 1, "b": 1, "c": 1}))
         await store_all(store, identify("2", "u", 20, traits={"b": 2, "c": None}))
@@ -134,7 +133,7 @@ class ProfileTests:
         assert profile.trait_times in ({}, times)
         assert (profile.created_at, profile.updated_at) == (TIME + 5, TIME + 20)
 
-    @on_open(ProfileStore)
+    @on_open
     async def test_of_equal_times_and_message_ids_the_greater_origin_wins(self, store: Any) -> None:
         """In one write and in several, in both orders."""
         for workspace, names in ("acme", ("api", "twilio")), ("other", ("twilio", "api")):
@@ -153,7 +152,7 @@ class ProfileTests:
                 profile = await store.profile(workspace, user)
                 assert (profile.traits, profile.groups) == ({"a": "twilio"}, ["g"])
 
-    @on_open(ProfileStore)
+    @on_open
     async def test_a_retry_changes_nothing(self, store: Any) -> None:
         """The client sends an event again: the server receives it later, and corrects the time."""
         first = identify("m", "u", 10, traits={"a": "first"})
@@ -169,7 +168,7 @@ class ProfileTests:
         assert await store.profile(WORKSPACE, "u") == before
         assert await all_pages(store.scan_groups, None) == []
 
-    @on_open(ProfileStore)
+    @on_open
     async def test_similar_names_are_different(self, store: Any) -> None:
         traits = {name: number for number, name in enumerate([*AWKWARD, ""])}
         batch: list[Event] = []
@@ -192,7 +191,7 @@ class ProfileTests:
         assert profile.groups == names
         assert profile.anonymous_ids == sorted(f"v{name}" for name in names)
 
-    @on_open(ProfileStore)
+    @on_open
     async def test_the_latest_membership_of_each_group_wins(self, store: Any) -> None:
 
         def group(name: str, at: int, assigned: bool | None = None) -> Event:
@@ -207,7 +206,7 @@ class ProfileTests:
         profile = await profile_of(store, "u")
         assert profile.groups == ["b", "d"]
 
-    @on_open(ProfileStore)
+    @on_open
     async def test_an_operator_removes_traits(self, store: Any) -> None:
         """A removal is a value of the register: the user does not have the trait, until a later
         event sets it again."""
@@ -235,7 +234,7 @@ class ProfileTests:
         await store_all(store, removal("5", "v", 30, "email"))
         assert await traits_of("v") == {}
 
-    @on_open(ProfileStore)
+    @on_open
     async def test_only_an_operator_removes_traits(self, store: Any) -> None:
         await store_all(store, identify("1", "u", 10, traits={"a": 1}))
         for origin in (API_ORIGIN, "sendgrid"):
@@ -247,7 +246,7 @@ class ProfileTests:
     @on_store
     async def test_a_removed_trait_makes_room(self, bench: Bench) -> None:
         limits = ProfileLimits(traits=2, trait_bytes=100)
-        store = await bench.open_as(ProfileStore, profile_limits=limits)
+        store = await bench.open(profile_limits=limits)
         await store_all(store, identify("1", "u", 1, traits={"a": "x" * 40, "b": "x" * 40}))
         await store_all(store, identify("2", "u", 2, traits={"c": 1}))
         assert store.dropped_changes == 1
@@ -266,7 +265,7 @@ class ProfileTests:
         """Any events, in any order and any writes, some of them twice, make the same profiles."""
         numbers = itertools.count()
         with Bench(self, tmp_path) as bench:
-            store = bench.run(bench.open_as(ProfileStore))
+            store = bench.run(bench.open())
 
             @settings(
                 max_examples=self.examples,
@@ -336,7 +335,7 @@ def _events(draw: st.DrawFn, workspace: str) -> list[Event]:
     return found
 
 
-async def _arrive(store: EventStore, events: list[Event], sizes: list[int]) -> None:
+async def _arrive(store: Storage, events: list[Event], sizes: list[int]) -> None:
     start = 0
     for size in [*sizes, len(events)]:
         if events[start : start + size]:
@@ -344,7 +343,7 @@ async def _arrive(store: EventStore, events: list[Event], sizes: list[int]) -> N
         start += size
 
 
-async def _profiles(store: ProfileStore, workspace: str) -> Any:
+async def _profiles(store: Storage, workspace: str) -> Any:
     users = {
         one.user_id: (
             dict(one.traits),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engage.api import MAX_RECORD_BYTES, Record, RecordStore
+from engage.api import MAX_RECORD_BYTES, Record
 from engage.testing.factories import AWKWARD, TIME, all_pages, record
 from engage.testing.storage.harness import Bench, on_open, on_store
 
@@ -24,7 +24,7 @@ class RecordTests:
 
     @on_store
     async def test_a_record_is_returned_unchanged(self, bench: Bench) -> None:
-        store = await bench.open_as(RecordStore)
+        store = await bench.open()
         written = [
             record("plain"),
             record("server", workspace_id=""),
@@ -35,7 +35,7 @@ class RecordTests:
         for one in written:
             assert await store.put_record(one) == 1
         await store.close()
-        store = await bench.open_as(RecordStore)
+        store = await bench.open()
         for one in written:
             found = await store.get_record(*_key(one))
             assert found == record(one.id, one.workspace_id, body=one.body, at=one.at, version=1)
@@ -43,7 +43,7 @@ class RecordTests:
         assert await store.get_record("audit", "acme", "plain") is None
         assert await store.get_record("key", "other", "plain") is None
 
-    @on_open(RecordStore)
+    @on_open
     async def test_the_version_of_a_record_ascends(self, store: Any) -> None:
         # The version of the written record is ignored.
         for version in (1, 2, 3):
@@ -52,7 +52,7 @@ class RecordTests:
         found = await store.get_record("key", "acme", "a")
         assert found == record("a", body=b'{"n":4}', at=TIME + 4, version=4)
 
-    @on_open(RecordStore)
+    @on_open
     async def test_a_record_is_written_if_it_has_the_expected_version(self, store: Any) -> None:
         assert await store.put_record(record("a", body=b'{"n":1}'), expected_version=1) is None
         assert await store.get_record("key", "acme", "a") is None
@@ -72,7 +72,7 @@ class RecordTests:
     @on_store
     async def test_one_of_many_callers_writes_a_version(self, bench: Bench) -> None:
         bench.require("atomic-updates")
-        stores = [await bench.open_as(RecordStore) for _ in range(3)]
+        stores = [await bench.open() for _ in range(3)]
         for version in range(4):
             written = await asyncio.gather(
                 *(
@@ -87,7 +87,7 @@ class RecordTests:
             found = await stores[0].get_record("key", "acme", "a")
             assert found == record("a", body=b'{"n":%d}' % winner, version=version + 1)
 
-    @on_open(RecordStore)
+    @on_open
     async def test_a_record_has_limits(self, store: Any) -> None:
         largest = b'{"x":"%s"}' % (b"x" * (MAX_RECORD_BYTES - 8))
         assert len(largest) == MAX_RECORD_BYTES
@@ -113,7 +113,7 @@ class RecordTests:
             assert await store.get_record(*_key(wrong)) is None
         assert len(await all_pages(store.list_records, None)) == 4
 
-    @on_open(RecordStore)
+    @on_open
     async def test_similar_ids_of_records_are_different(self, store: Any) -> None:
         names = [(workspace, one) for workspace in ("", "a", "a:") for one in AWKWARD]
         for number, (workspace, one) in enumerate(names):
@@ -130,7 +130,7 @@ class RecordTests:
 
     @on_store
     async def test_records_are_listed_in_the_order_of_code_points(self, bench: Bench) -> None:
-        store = await bench.open_as(RecordStore)
+        store = await bench.open()
         kinds, workspaces = ("audit", "key", "key-override"), ("", "acme", "acme-")
         names = [*AWKWARD, "\ue000", "\U00010000", "z"]
         if not bench.subject.can("code-point-order"):
@@ -159,7 +159,7 @@ class RecordTests:
     async def test_a_list_of_records_continues_after_its_record_was_deleted(
         self, bench: Bench
     ) -> None:
-        store = await bench.open_as(RecordStore)
+        store = await bench.open()
         for name in "abcdef":
             await store.put_record(record(name))
         page = await store.list_records("key", limit=3)
@@ -167,7 +167,7 @@ class RecordTests:
         for name in "cde":
             assert await store.delete_record("key", "acme", name)
         await store.close()
-        store = await bench.open_as(RecordStore)
+        store = await bench.open()
         rest = await all_pages(store.list_records, "key", after=page.cursor)
         assert [one.id for one in rest] == ["f"]
         backwards = functools.partial(store.list_records, "key", reverse=True)
@@ -176,7 +176,7 @@ class RecordTests:
 
     @on_store
     async def test_the_version_of_a_kind_grows_with_each_change(self, bench: Bench) -> None:
-        store = await bench.open_as(RecordStore)
+        store = await bench.open()
         versions = [await store.records_version("key")]
 
         async def grew() -> bool:
@@ -196,12 +196,12 @@ class RecordTests:
         # A record that is there again has been written.
         await store.put_record(record("a"))
         assert await grew()
-        other = await bench.open_as(RecordStore)
+        other = await bench.open()
         await other.put_record(record("c", kind="audit"))
         await other.put_record(record("c"))
         assert await grew()
 
-    @on_open(RecordStore)
+    @on_open
     async def test_old_records_expire(self, store: Any) -> None:
         for number in range(6):
             await store.put_record(record(f"{number}", at=TIME + number))

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from engage.api import Event, EventFilter, EventStore, ProfileStore, Status
+from engage.api import Event, EventFilter, Status
+from engage.store.facade import Storage
 from engage.testing.factories import (
     TIME,
     WORKSPACE,
@@ -75,7 +76,7 @@ _TEXTS: list[str] = [
 ]
 
 
-async def _with_recent(bench: Bench) -> EventStore:
+async def _with_recent(bench: Bench) -> Storage:
     """Return an opened storage, or skip the test if it cannot return its newest events."""
     store = await bench.open()
     if await store.recent(EventFilter(), limit=1) is None:
@@ -86,8 +87,8 @@ async def _with_recent(bench: Bench) -> EventStore:
 class ScanTests:
     """``scan``, ``recent`` and ``expire``."""
 
-    @on_open(EventStore)
-    async def test_a_scan_returns_events_in_order_of_arrival(self, store: EventStore) -> None:
+    @on_open
+    async def test_a_scan_returns_events_in_order_of_arrival(self, store: Storage) -> None:
         names = [f"{number * 7919 % 1000:03}" for number in range(200)]
         for start in range(0, 200, 25):
             # Only the arrival is in order, neither ids nor times.
@@ -109,8 +110,8 @@ class ScanTests:
         rest = await all_pages(store.scan, EventFilter(), limit=4, after=page.cursor)
         assert [one.message_id for one in rest] == [str(number) for number in range(4, 11)]
 
-    @on_open(EventStore)
-    async def test_filters_select_events(self, store: EventStore) -> None:
+    @on_open
+    async def test_filters_select_events(self, store: Storage) -> None:
         batch = _mixed(120)
         await store_all(store, *batch)
         for fields in _FILTERS:
@@ -118,8 +119,8 @@ class ScanTests:
             for limit in (3, 500):
                 assert await ids(store, limit=limit, **fields) == wanted
 
-    @on_open(EventStore)
-    async def test_newer_filters_lose_no_event(self, store: EventStore) -> None:
+    @on_open
+    async def test_newer_filters_lose_no_event(self, store: Storage) -> None:
         """A storage may ignore a newer field: then the core leaves out events that are not
         wanted."""
         batch = _mixed(120)
@@ -132,8 +133,8 @@ class ScanTests:
                     one.message_id for one in batch if wanted.matches(one)
                 ]
 
-    @on_open(EventStore)
-    async def test_a_scan_of_an_empty_store_returns_nothing(self, store: EventStore) -> None:
+    @on_open
+    async def test_a_scan_of_an_empty_store_returns_nothing(self, store: Storage) -> None:
         page = await store.scan(EventFilter(), after=None, limit=10)
         assert list(page.items) == []
         assert page.cursor is None
@@ -146,7 +147,7 @@ class ScanTests:
         acknowledged: list[str] = []
         done = False
 
-        async def write(store: EventStore, name: str) -> None:
+        async def write(store: Storage, name: str) -> None:
             for number in range(40):
                 batch = [f"{name}-{number}-{one}" for one in range(1 + number % 5)]
                 await store_all(store, *(event(one) for one in batch))
@@ -264,7 +265,7 @@ class ScanTests:
         stores = [await bench.open() for _ in range(2)]
         acknowledged: list[str] = []
 
-        async def write(store: EventStore, name: str) -> None:
+        async def write(store: Storage, name: str) -> None:
             for number in range(40):
                 batch = [f"{name}-{number}-{one}" for one in range(1 + number % 5)]
                 # Many of them are received in one millisecond.
@@ -298,10 +299,9 @@ class ScanTests:
         assert await store.expire(TIME + 7, limit=100) == 1
         assert await store.expire(TIME + 7, limit=100) == 0
         assert sorted(await ids(store)) == ["7", "9"]
-        if isinstance(store, ProfileStore):
-            profile = await store.profile(WORKSPACE, "u")
-            assert profile is not None
-            assert profile.created_at == TIME + 1
+        profile = await store.profile(WORKSPACE, "u")
+        assert profile is not None
+        assert profile.created_at == TIME + 1
         # The message id can be used again.
         (outcome,) = await store.write([event("1", at=10)])
         assert outcome.status is Status.STORED

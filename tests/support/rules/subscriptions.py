@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engage.api import ProfileStore, SubscriptionStore
+from engage.store.facade import Storage
 from engage.testing.factories import (
     AWKWARD,
     TIME,
@@ -37,7 +37,7 @@ def _summary(record: Any) -> tuple[Any, ...]:
 class SubscriptionTests:
     """``apply``, ``state``, ``scan_subscriptions``, ``history``."""
 
-    @on_open(SubscriptionStore)
+    @on_open
     async def test_choices_are_stored_with_their_history(self, store: Any) -> None:
         assert dict(await store.state(WORKSPACE, user("u"))) == {}
         assert dict(await store.apply(change("1", at=1, a=True, b=False))) == {
@@ -58,7 +58,7 @@ class SubscriptionTests:
         ]
         assert {one.how for one in records} == {"api"}
 
-    @on_open(SubscriptionStore)
+    @on_open
     async def test_a_choice_that_already_holds_has_no_other_record(self, store: Any) -> None:
         """It becomes later nevertheless: an import of an older choice must not undo it."""
         await store.apply(change("1", at=1, a=True))
@@ -72,7 +72,7 @@ class SubscriptionTests:
         (state,) = await all_pages(store.scan_subscriptions, None)
         assert (state.updated_at, state.change_id) == (TIME + 3, "3")
 
-    @on_open(SubscriptionStore)
+    @on_open
     async def test_a_change_is_applied_once_for_each_id(self, store: Any) -> None:
         await store.apply(change("1", a=True))
         # This change has no effect. Repeated after the next one, it must not undo that one.
@@ -86,7 +86,7 @@ class SubscriptionTests:
         other = change("1", workspace="other", a=True)
         assert dict(await store.apply(other)) == {"a": True}
 
-    @on_open(SubscriptionStore)
+    @on_open
     async def test_recent_changes_without_effect_are_remembered(self, store: Any) -> None:
         await store.apply(change("on", a=True))
         for number in range(40):
@@ -96,7 +96,7 @@ class SubscriptionTests:
             assert dict(await store.apply(change(name, a=True))) == {"a": False}
         assert dict(await store.apply(change("new", a=True))) == {"a": True}
 
-    @on_open(SubscriptionStore)
+    @on_open
     async def test_a_dated_change_never_undoes_a_later_choice(self, store: Any) -> None:
         await store.apply(change("1", at=5, a=True, b=True))
         after = {"a": True, "b": True, "c": False}
@@ -117,7 +117,7 @@ class SubscriptionTests:
             ("4", "u", "a", True, False, 9),
         ]
 
-    @on_open(SubscriptionStore)
+    @on_open
     async def test_many_changes_are_applied_at_once(self, store: Any) -> None:
         changes = [
             change(str(number), user_id=f"u{number % 30}", at=number, a=number % 90 < 60)
@@ -134,7 +134,7 @@ class SubscriptionTests:
         }
         assert len(await all_pages(store.history, None, None)) == 60
 
-    @on_open(SubscriptionStore)
+    @on_open
     async def test_a_record_says_from_where_the_change_came(self, store: Any) -> None:
         sources = [
             {},
@@ -150,7 +150,7 @@ class SubscriptionTests:
         records = await all_pages(store.history, WORKSPACE, user("u"), limit=1)
         assert [{name: getattr(one, name) for name in names} for one in records] == expected
 
-    @on_open(SubscriptionStore)
+    @on_open
     async def test_the_history_begins_at_a_time(self, store: Any) -> None:
         for number in range(12):
             who = f"u{number % 2}"
@@ -165,9 +165,9 @@ class SubscriptionTests:
 
     @on_store
     async def test_one_change_from_concurrent_calls_is_applied_once(self, bench: Bench) -> None:
-        stores = [await bench.open_as(SubscriptionStore)]
+        stores = [await bench.open()]
         if bench.subject.can("atomic-updates"):
-            stores.append(await bench.open_as(SubscriptionStore))
+            stores.append(await bench.open())
         calls = [stores[n % len(stores)].apply(change("1", a=True, b=True)) for n in range(20)]
         assert [dict(one) for one in await asyncio.gather(*calls)] == [{"a": True, "b": True}] * 20
         store = stores[0]
@@ -175,9 +175,9 @@ class SubscriptionTests:
 
     @on_store
     async def test_concurrent_changes_leave_a_consistent_history(self, bench: Bench) -> None:
-        stores = [await bench.open_as(SubscriptionStore)]
+        stores = [await bench.open()]
         if bench.subject.can("atomic-updates"):
-            stores.append(await bench.open_as(SubscriptionStore))
+            stores.append(await bench.open())
         calls = [stores[n % len(stores)].apply(change(str(n), a=bool(n % 3))) for n in range(20)]
         await asyncio.gather(*calls)
         store = stores[0]
@@ -191,15 +191,14 @@ class SubscriptionTests:
         assert dict(await store.state(WORKSPACE, user("u"))) == {"a": value}
         assert await unproven(store) == []
 
-    @on_open(SubscriptionStore)
+    @on_open
     async def test_a_change_makes_the_user_exist(self, store: Any) -> None:
         await store.apply(change("1", user_id="fresh", at=5, a=True))
-        if isinstance(store, ProfileStore):
-            profile = await store.profile(WORKSPACE, "fresh")
-            assert profile is not None
-            assert (profile.created_at, profile.updated_at) == (TIME + 5, TIME + 5)
+        profile = await store.profile(WORKSPACE, "fresh")
+        assert profile is not None
+        assert (profile.created_at, profile.updated_at) == (TIME + 5, TIME + 5)
 
-    @on_open(SubscriptionStore)
+    @on_open
     async def test_a_user_and_a_visitor_with_one_id_are_two(self, store: Any) -> None:
         for number, name in enumerate(AWKWARD):
             as_user = change(f"u{number}", user_id=name, at=1, a=True, b=True)
@@ -229,17 +228,17 @@ class SubscriptionTests:
             )
         }
 
-    @on_open(SubscriptionStore)
+    @on_open
     async def test_a_choice_of_a_visitor_makes_no_profile(self, store: Any) -> None:
-        if ProfileStore not in type(store).__mro__:
-            pytest.skip("this storage is not a ProfileStore")
+        if Storage not in type(store).__mro__:
+            pytest.skip("this storage is not a Storage")
         await store.apply(change("1", anonymous_id="v", a=True))
         assert await store.profile(WORKSPACE, "v") is None
         assert await store.visitor(WORKSPACE, "v") is None
         assert await all_pages(store.scan_users, None) == []
         assert await all_pages(store.scan_visitors, None) == []
 
-    @on_open(SubscriptionStore)
+    @on_open
     async def test_choices_of_similar_user_ids_are_separate(self, store: Any) -> None:
         for number, name in enumerate(AWKWARD):
             await store.apply(change(name, user_id=name, at=number, a=bool(number % 2)))
@@ -250,7 +249,7 @@ class SubscriptionTests:
         for number, name in enumerate(AWKWARD):
             assert dict(await store.state(WORKSPACE, user(name))) == {"a": bool(number % 2)}
 
-    @on_open(SubscriptionStore)
+    @on_open
     async def test_scans_of_choices_and_of_their_history_are_complete(self, store: Any) -> None:
         for number in range(40):
             await store.apply(
@@ -278,8 +277,8 @@ class SubscriptionTests:
 
     @on_store
     async def test_a_change_is_remembered_after_reopening(self, bench: Bench) -> None:
-        store = await bench.open_as(SubscriptionStore)
+        store = await bench.open()
         await store.apply(change("1", a=True))
         await store.close()
-        store = await bench.open_as(SubscriptionStore)
+        store = await bench.open()
         assert dict(await store.apply(change("1", a=False))) == {"a": True}

@@ -8,7 +8,6 @@ import dataclasses
 import itertools
 from typing import Any
 
-from engage.api import SuppressionStore
 from engage.testing.factories import AWKWARD, TIME, WORKSPACE, all_pages, suppression
 from engage.testing.storage.harness import Bench, on_open, on_store
 
@@ -23,7 +22,7 @@ async def in_force(store: Any, address: str = "a@b.c", channel: str = "email") -
 class SuppressionTests:
     """``suppress``, ``suppressions``, ``scan_suppressions``."""
 
-    @on_open(SuppressionStore)
+    @on_open
     async def test_a_suppression_is_found_by_its_address(self, store: Any) -> None:
         one = suppression(how="webhook:sendgrid", source_id="evt 1")
         two = suppression(group_id="news", reason="unsubscribe", at=5)
@@ -36,7 +35,7 @@ class SuppressionTests:
         assert list(await store.suppressions(WORKSPACE, [])) == []
         assert await in_force(store, "A@b.c") == set()
 
-    @on_open(SuppressionStore)
+    @on_open
     async def test_lifting_one_reason_leaves_the_others(self, store: Any) -> None:
         for reason in ("stop", "bounce"):
             await store.suppress([suppression("+1", channel="sms", reason=reason)])
@@ -46,7 +45,7 @@ class SuppressionTests:
         # What is lifted is known to a copy.
         assert start in await all_pages(store.scan_suppressions, WORKSPACE)
 
-    @on_open(SuppressionStore)
+    @on_open
     async def test_the_latest_holds_in_whatever_order_they_arrive(self, store: Any) -> None:
         values = [suppression(at=at, lifted=lifted) for at, lifted in ((1, False), (2, True))]
         values += [suppression(at=at, lifted=lifted) for at, lifted in ((3, False), (3, True))]
@@ -66,7 +65,7 @@ class SuppressionTests:
             (left,) = await store.suppressions(WORKSPACE, [("email", address)])
             assert (left.group_id, left.at - TIME) == ("g", 3)
 
-    @on_open(SuppressionStore)
+    @on_open
     async def test_similar_suppressions_are_separate(self, store: Any) -> None:
         for number, name in enumerate(AWKWARD):
             await store.suppress([suppression(name, at=number, how=name, source_id=name)])
@@ -86,7 +85,7 @@ class SuppressionTests:
             assert len(everything) == len(set(everything)) == 3 * len(AWKWARD)
         assert await all_pages(store.scan_suppressions, "acm") == []
 
-    @on_open(SuppressionStore)
+    @on_open
     async def test_a_scan_of_suppressions_is_complete_while_others_are_written(
         self, store: Any
     ) -> None:
@@ -109,9 +108,9 @@ class SuppressionTests:
 
     @on_store
     async def test_concurrent_suppressions_leave_the_latest(self, bench: Bench) -> None:
-        stores = [await bench.open_as(SuppressionStore)]
+        stores = [await bench.open()]
         if bench.subject.can("atomic-updates"):
-            stores.append(await bench.open_as(SuppressionStore))
+            stores.append(await bench.open())
         calls = [
             stores[n % len(stores)].suppress([suppression(at=n * 7 % 30, lifted=n % 2 == 0)])
             for n in range(30)
@@ -123,7 +122,7 @@ class SuppressionTests:
 
     @on_store
     async def test_a_suppression_is_there_after_reopening(self, bench: Bench) -> None:
-        store = await bench.open_as(SuppressionStore)
+        store = await bench.open()
         await store.suppress([suppression()])
         await store.close()
-        assert await in_force(await bench.open_as(SuppressionStore)) == {"complaint"}
+        assert await in_force(await bench.open()) == {"complaint"}

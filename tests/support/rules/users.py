@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engage.api import ProfileLimits, ProfileStore, Status
+from engage.api import ProfileLimits, Status
 from engage.testing.factories import (
     TIME,
     WORKSPACE,
@@ -26,7 +26,7 @@ class UserTests:
     """Links, limits, ``scan_users``, ``scan_groups``."""
 
     # ----------------------------------------------------------------------------- links
-    @on_open(ProfileStore)
+    @on_open
     async def test_anonymous_ids_are_linked_to_users(self, store: Any) -> None:
         await store_all(
             store,
@@ -49,7 +49,7 @@ class UserTests:
         assert profile.anonymous_ids == ["v0", "v1", "v3"]
         assert await store.profile(WORKSPACE, "stranger") is None
 
-    @on_open(ProfileStore)
+    @on_open
     async def test_users_are_found_by_the_beginning_of_their_ids(self, store: Any) -> None:
         """Of a user without an event that makes it exist, a storage may know the id or not."""
         names = ["Ann", "ann", "anna", "ann\uffff", "ann:1", "an", "a\0", "%", "зака", "\U0001f600"]
@@ -71,7 +71,7 @@ class UserTests:
         assert few is not None
         assert len(few) == 2
 
-    @on_open(ProfileStore)
+    @on_open
     async def test_users_are_found_by_the_beginning_of_an_identifier(self, store: Any) -> None:
         await store_all(
             store,
@@ -99,7 +99,7 @@ class UserTests:
         few = await store.users_beginning(WORKSPACE, "a", trait="email", limit=1)
         assert len(few) == 1
 
-    @on_open(ProfileStore)
+    @on_open
     async def test_an_anonymous_id_may_have_the_text_of_a_user_id(self, store: Any) -> None:
         """Except that of the user to which it would be linked: some clients send it as both."""
         await store_all(store, identify("1", "known"), identify("0", "u", workspace="other"))
@@ -116,7 +116,7 @@ class UserTests:
         profile = await profile_of(store, "v", "other")
         assert profile.anonymous_ids == ["known"]
 
-    @on_open(ProfileStore)
+    @on_open
     async def test_one_anonymous_id_can_be_linked_to_several_users(self, store: Any) -> None:
         for number in range(3):
             await store_all(store, identify(str(number), f"u{number}", anonymous_id="shared"))
@@ -127,7 +127,7 @@ class UserTests:
     @on_store
     async def test_limits_drop_changes(self, bench: Bench) -> None:
         limits = ProfileLimits(traits=3, trait_bytes=200, links=2, memberships=2)
-        store = await bench.open_as(ProfileStore, profile_limits=limits)
+        store = await bench.open(profile_limits=limits)
         # One write each, so that it is certain which of them exceed the limits.
         for number in range(5):
             await store_all(store, identify(f"t{number}", "u", number, traits={f"t{number}": 1}))
@@ -154,7 +154,7 @@ class UserTests:
     @on_store
     async def test_the_limit_of_bytes_drops_traits(self, bench: Bench) -> None:
         limits = ProfileLimits(trait_bytes=1000)
-        store = await bench.open_as(ProfileStore, profile_limits=limits)
+        store = await bench.open(profile_limits=limits)
         await store_all(store, identify("1", "u", 1, traits={"a": "x" * 600}))
         await store_all(store, identify("2", "u", 2, traits={"b": "x" * 391}))
         await store_all(store, identify("3", "u", 3, traits={"c": "x" * 390}))
@@ -171,7 +171,7 @@ class UserTests:
         """Anyone with a write key can set all the traits that a user has room for. The address by
         which the user is found is set nevertheless."""
         limits = ProfileLimits(traits=2, trait_bytes=300, identifier_bytes=100)
-        store = await bench.open_as(ProfileStore, profile_limits=limits)
+        store = await bench.open(profile_limits=limits)
         await store_all(store, identify("1", "u", 1, traits={"a": "x" * 100, "b": "x" * 100}))
         assert store.dropped_changes == 0
         await store_all(store, identify("2", "u", 2, traits={"email": "a@b.c", "phone": "+1"}))
@@ -202,7 +202,7 @@ class UserTests:
         assert store.dropped_changes == 5
 
     # ----------------------------------------------------------------------------- scans
-    @on_open(ProfileStore)
+    @on_open
     async def test_scans_of_users_and_groups_are_complete(self, store: Any) -> None:
         names = [f"u{number * 31 % 100}" for number in range(100)]
         for start in range(0, 100, 20):
@@ -229,11 +229,11 @@ class UserTests:
 
     @on_store
     async def test_profiles_are_the_same_after_reopening(self, bench: Bench) -> None:
-        store = await bench.open_as(ProfileStore)
+        store = await bench.open()
         await store_all(store, identify("1", "u", 4, traits={"email": "a@b.c"}, anonymous_id="v"))
         before = await store.profile(WORKSPACE, "u")
         await store.close()
-        again = await bench.open_as(ProfileStore)
+        again = await bench.open()
         assert await again.profile(WORKSPACE, "u") == before
         found = await again.find_users(WORKSPACE, "email", ["a@b.c"])
         assert dict(found) == {"a@b.c": ["u"]}
@@ -244,7 +244,7 @@ class UserTests:
     @on_store
     async def test_concurrent_writes_change_one_user(self, bench: Bench) -> None:
         bench.require("atomic-updates")
-        store, second = await bench.open_as(ProfileStore), await bench.open()
+        store, second = await bench.open(), await bench.open()
         await asyncio.gather(
             *(
                 (store, second)[number % 2].write(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engage.api import API_ORIGIN, OPERATOR_ORIGIN, StoredLink, StoreProblem, VerifiableStore
+from engage.api import API_ORIGIN, OPERATOR_ORIGIN, StoredLink, StoreProblem
 from engage.testing.factories import (
     AWKWARD,
     TIME,
@@ -27,7 +27,7 @@ def _by_name(link: StoredLink) -> tuple[str, str]:
 class VerificationTests:
     """``problems``, ``scan_links``, ``unfinished``."""
 
-    @on_open(VerifiableStore)
+    @on_open
     async def test_a_healthy_store_has_no_problems(self, store: Any) -> None:
         awkward = [
             event(f"e{n}", user_id=text, anonymous_id=f"{text}{n}", at=n)
@@ -50,13 +50,13 @@ class VerificationTests:
         assert sum(one for one in found if isinstance(one, int)) >= len(awkward) + len(people)
         assert {workspace for workspace, _ in await store.unfinished()} <= {WORKSPACE}
 
-    @on_open(VerifiableStore)
+    @on_open
     async def test_an_empty_store_has_no_problems(self, store: Any) -> None:
         assert [one async for one in store.problems() if isinstance(one, StoreProblem)] == []
         assert await all_pages(store.scan_links) == []
         assert not await store.unfinished()
 
-    @on_open(VerifiableStore)
+    @on_open
     async def test_a_link_has_its_first_event(self, store: Any) -> None:
         await store_all(
             store,
@@ -76,7 +76,7 @@ class VerificationTests:
             for workspace, user, first in wanted
         ]
 
-    @on_open(VerifiableStore)
+    @on_open
     async def test_a_link_has_an_operators_decision(self, store: Any) -> None:
         await store_all(
             store,
@@ -95,7 +95,7 @@ class VerificationTests:
         assert found["y"].first is None
         assert found["z"].first == (TIME + 4, "d", OPERATOR_ORIGIN)
 
-    @on_open(VerifiableStore)
+    @on_open
     async def test_all_links_are_scanned_once(self, store: Any) -> None:
         pairs = [(user, f"{text}-") for user in ("u", "w") for text in AWKWARD]
         events = [

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from engage.api import ProfileLimits, ProfileStore, SubscriptionStore
+from engage.api import ProfileLimits
 from engage.testing.factories import WORKSPACE, all_pages, change, event, identify, store_all
 from engage.testing.storage.harness import Bench, on_store
 from support.rules.visitors import decision, visit
@@ -18,7 +18,7 @@ async def _visitors(store: Any) -> list[str]:
 
 async def _open(bench: Bench, limit: int) -> Any:
     limits = ProfileLimits(visitors=limit)
-    return await bench.open_as(ProfileStore, profile_limits=limits)
+    return await bench.open(profile_limits=limits)
 
 
 async def _fill(store: Any) -> list[str]:
@@ -82,12 +82,9 @@ class VisitorLimitTests:
     async def test_visitors_that_are_certain_do_not_give_way(self, bench: Bench) -> None:
         trusted: dict[str, Any] = {"context": {"engage": {"trusted": []}}}
         store = await _open(bench, 6)
-        stay = ["grouped", "owned", "trusted"]
-        has_choices = isinstance(store, SubscriptionStore)
-        if has_choices:
-            stay.append("chosen")
-            await store_all(store, visit("0", "chosen"))
-            await store.apply(change("c", anonymous_id="chosen", news=True))
+        stay = ["chosen", "grouped", "owned", "trusted"]
+        await store_all(store, visit("0", "chosen"))
+        await store.apply(change("c", anonymous_id="chosen", news=True))
         await store_all(
             store,
             visit("1", "owned"),

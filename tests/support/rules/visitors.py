@@ -19,21 +19,19 @@ from engage.api import (
     OPERATOR_ORIGIN,
     TRUSTED,
     Event,
-    EventStore,
     Kind,
     Link,
     LinkDecision,
     Membership,
     ProfileLimits,
-    ProfileStore,
     RemovedTraits,
     Seen,
     Subject,
-    SubscriptionStore,
     Traits,
     changes_of,
     identifier_value,
 )
+from engage.store.facade import Storage
 from engage.testing.factories import (
     TIME,
     WORKSPACE,
@@ -78,7 +76,7 @@ def decision(
 class VisitorTests:
     """Visitors, and whom they belong to."""
 
-    @on_open(ProfileStore)
+    @on_open
     async def test_a_visitor_has_a_profile(self, store: Any) -> None:
         await store_all(
             store,
@@ -108,7 +106,7 @@ class VisitorTests:
         assert dict(await store.find_users(WORKSPACE, "email", ["a@b.c"])) == {}
         assert await all_pages(store.holders, WORKSPACE, "email", "a@b.c") == [visitor("v")]
 
-    @on_open(ProfileStore)
+    @on_open
     async def test_a_visitor_belongs_to_the_user_of_the_first_link(self, store: Any) -> None:
         traits = {"email": "a@b.c", "name": "visitor", "code": 1}
         await store_all(store, visit("1", "v", 10, traits=traits))
@@ -134,7 +132,7 @@ class VisitorTests:
         found = await store.find_users(WORKSPACE, "email", ["a@b.c"])
         assert dict(found) == {"a@b.c": ["early"]}
 
-    @on_open(ProfileStore)
+    @on_open
     async def test_a_value_finds_a_person_only_if_it_wins(self, store: Any) -> None:
         def email(name: str) -> dict[str, str]:
             return {"email": f"{name}@b.c"}
@@ -162,7 +160,7 @@ class VisitorTests:
         found = await store.find_users(WORKSPACE, "email", wanted)
         assert dict(found) == {"new@b.c": ["other"], "old@b.c": ["u"]}
 
-    @on_open(ProfileStore)
+    @on_open
     async def test_an_operator_undoes_a_link(self, store: Any) -> None:
         await store_all(store, visit("1", "v", 1, traits={"a": 1}))
         await store_all(store, identify("2", "u", 2, anonymous_id="v"))
@@ -191,7 +189,7 @@ class VisitorTests:
         await store_all(store, decision("b", "nobody", "w", 9, linked=False))
         assert await store.profile(WORKSPACE, "nobody") is None
 
-    @on_open(ProfileStore)
+    @on_open
     async def test_an_anonymous_id_may_be_the_id_of_another_user(self, store: Any) -> None:
         await store_all(store, visit("1", "both", 1, traits={"a": 1}))
         await store_all(store, identify("2", "u", 2, anonymous_id="both"))
@@ -216,7 +214,7 @@ class VisitorTests:
             visitor_memberships=1,
             user_visitors=2,
         )
-        store = await bench.open_as(ProfileStore, profile_limits=limits)
+        store = await bench.open(profile_limits=limits)
         for number, name in enumerate(("v", "w", "x")):
             await store_all(store, visit(f"{name}1", name, traits={f"{name}1": 1}))
             await store_all(store, visit(f"{name}2", name, traits={f"{name}2": 1}))
@@ -249,7 +247,7 @@ class VisitorTests:
         found = await store.find_users(WORKSPACE, "email", ["w@b.c", "x@b.c"])
         assert dict(found) == {"w@b.c": ["u"]}
 
-    @on_open(ProfileStore)
+    @on_open
     async def test_old_visitors_that_belong_to_nobody_expire(self, store: Any) -> None:
         await store_all(
             store,
@@ -273,11 +271,11 @@ class VisitorTests:
         await store_all(store, visit("9", "old", 0, received=30, traits={"b": 1}))
         assert (await store.visitor(WORKSPACE, "old")).traits == {"b": 1}
 
-    @on_open(SubscriptionStore)
+    @on_open
     async def test_a_visitor_who_chose_does_not_expire(self, store: Any) -> None:
         """Otherwise its links by an address would not find it any more."""
-        if ProfileStore not in type(store).__mro__:
-            pytest.skip("this storage is not a ProfileStore")
+        if Storage not in type(store).__mro__:
+            pytest.skip("this storage is not a Storage")
         await store_all(store, visit("1", "v", received=1), visit("2", "w", received=1))
         await store.apply(change("c1", anonymous_id="v", at=1, news=False))
         await store.apply(change("c2", user_id="w", at=1, news=False))
@@ -285,11 +283,11 @@ class VisitorTests:
         assert await store.visitor(WORKSPACE, "v") is not None
         assert dict(await store.state(WORKSPACE, visitor("v"))) == {"news": False}
 
-    @on_open(SubscriptionStore)
+    @on_open
     async def test_a_choice_crosses_to_no_other_id(self, store: Any) -> None:
         """Links merge profiles, whoever made them, and in whatever order; choices stay apart."""
-        if ProfileStore not in type(store).__mro__:
-            pytest.skip("this storage is not a ProfileStore")
+        if Storage not in type(store).__mro__:
+            pytest.skip("this storage is not a Storage")
         await store.apply(change("c1", anonymous_id="v", at=5, news=True, ads=True))
         await store_all(store, visit("1", "v", traits={"email": "a@b.c"}))
         await store_all(store, identify("2", "u", anonymous_id="v"))
@@ -304,9 +302,9 @@ class VisitorTests:
             await store_all(store, decision(f"6{linked}", "u", "v", linked=linked))
         assert [one.before for one in await all_pages(store.history, WORKSPACE, None)] == [None] * 3
 
-    @on_open(SubscriptionStore)
+    @on_open
     async def test_each_choice_is_that_of_its_last_record(self, store: Any) -> None:
-        if ProfileStore in type(store).__mro__:
+        if Storage in type(store).__mro__:
             await store_all(store, identify("1", "u", anonymous_id="v"), visit("2", "v"))
         chance = random.Random(26)
         for number in range(120):
@@ -322,10 +320,10 @@ class VisitorTests:
             assert await unproven(store) == []
         assert len(await all_pages(store.scan_subscriptions, None)) == 15
 
-    @on_open(SubscriptionStore)
+    @on_open
     async def test_a_choice_makes_a_user_exist_beside_a_visitor(self, store: Any) -> None:
-        if ProfileStore not in type(store).__mro__:
-            pytest.skip("this storage is not a ProfileStore")
+        if Storage not in type(store).__mro__:
+            pytest.skip("this storage is not a Storage")
         await store_all(store, visit("1", "v", traits={"a": 1}), identify("2", "u"))
         await store_all(store, event("3", user_id="u", anonymous_id="v"))
         await store.apply(change("1", user_id="v", at=5, news=True))
@@ -346,7 +344,7 @@ class VisitorTests:
         workspaces = [f"w{number}" for number in range(bench.subject.examples)]
         identifiers = dict.fromkeys(workspaces, ("email",))
         bench.context = dataclasses.replace(bench.context, identifiers=identifiers)
-        store = await bench.open_as(ProfileStore)
+        store = await bench.open()
         jobs = [{"share": share} for share in range(4)]
         async with children_of(bench, *jobs, code=_CHILD) as children:
             for lines in await asyncio.gather(*(lines_of(one) for one in children)):
@@ -361,7 +359,7 @@ class VisitorTests:
         with Bench(self, tmp_path) as bench:
             # Hypothesis needs more of them to make a failing example smaller.
             declared = {f"w{number}": ("email",) for number in range(50 * self.examples)}
-            store = bench.run(bench.open_as(ProfileStore, identifiers=declared))
+            store = bench.run(bench.open(identifiers=declared))
 
             @settings(
                 max_examples=self.examples,
@@ -419,7 +417,7 @@ def history(choose: Callable[[Sequence[Any]], Any], workspace: str) -> list[Even
     return found
 
 
-async def arrive(store: EventStore, events: list[Event], sizes: Iterable[int]) -> None:
+async def arrive(store: Storage, events: list[Event], sizes: Iterable[int]) -> None:
     """Write events in parts."""
     start = 0
     for size in [*sizes, len(events)]:
@@ -440,7 +438,7 @@ def share() -> None:
     child(work)
 
 
-async def people_in(store: ProfileStore, workspace: str) -> Any:
+async def people_in(store: Storage, workspace: str) -> Any:
     """Return everything that a store tells about the people of a workspace."""
     users = {one.user_id: one for one in await all_pages(store.scan_users, workspace)}
     visitors = {one.anonymous_id: one for one in await all_pages(store.scan_visitors, workspace)}

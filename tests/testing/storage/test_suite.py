@@ -27,30 +27,23 @@ from engage.api import (
     MAX_RECORD_BYTES,
     OPERATOR_ORIGIN,
     Count,
-    CountStore,
     CountSum,
     DeadLetter,
-    DeadLetterStore,
-    ErasureStore,
     Event,
-    EventStore,
     Kind,
     Outcome,
     Page,
-    ProfileStore,
     Record,
-    RecordStore,
     Status,
     StorageUnavailable,
     StoredLink,
     StoreProblem,
     Subject,
     SubscriptionChange,
-    SubscriptionStore,
     Suppression,
-    SuppressionStore,
 )
-from engage.testing import Bench, StorageConformance, harness, identify
+from engage.store.facade import Storage
+from engage.testing import StorageConformance, harness, identify
 from engage.testing.factories import user, visitor
 from engage_plugins.sqlite.store import SqliteStorage
 from support import flaws
@@ -512,7 +505,7 @@ def suite(storage: type[SqliteStorage], monkeypatch: pytest.MonkeyPatch) -> Stor
     """Return the suite for this storage."""
 
     def register(register: Callable[..., None]) -> None:
-        def make(options: Mapping[str, Any], context: Any) -> EventStore:
+        def make(options: Mapping[str, Any], context: Any) -> Storage:
             return storage.from_options(options, context)
 
         register("flawed", make, {})
@@ -700,24 +693,6 @@ def test_the_suite_passes_without_a_flaw(
     getattr(suite(SqliteStorage, monkeypatch), name)(tmp_path)
 
 
-def test_the_suite_skips_interfaces_that_a_storage_lacks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with Bench(suite(SqliteStorage, monkeypatch), tmp_path) as one:
-        monkeypatch.setattr(one, "new", lambda **context: MemoryEvents())
-        for interface in (
-            ProfileStore,
-            SubscriptionStore,
-            SuppressionStore,
-            DeadLetterStore,
-            RecordStore,
-            CountStore,
-            ErasureStore,
-        ):
-            with pytest.raises(Skipped):
-                one.run(one.open_as(interface))
-
-
 def test_the_suite_skips_features_that_a_server_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -750,17 +725,17 @@ def test_eventually_repeats_until_success() -> None:
 
 
 class Lines(MemoryEvents):
-    """Appends each event to a file of lines, and syncs it."""
+    """Appends a line to a file for each plan, and syncs it."""
 
     def __init__(self, options: Mapping[str, Any], context: Any) -> None:
         super().__init__()
         self.path = Path(options["path"])
 
-    async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
+    async def run(self, plan: Any, *args: Any, **kwargs: Any) -> Any:
         with self.path.open("ab") as file:
-            file.write(b"".join(event.body + b"\n" for event in events))
+            file.write(plan.name.encode() + b"\n")
             self.sync(file)
-        return await super().write(events)
+        return await super().run(plan, *args, **kwargs)
 
     def sync(self, file: IO[bytes]) -> None:
         file.flush()
