@@ -64,8 +64,6 @@ class Effects:
 class OptOuts:
     """Applies the reports of deliveries.
 
-    :param store: a :class:`Storage` and :class:`Storage` if a workspace has an
-        action, which is checked when the server starts.
     :param timeout: seconds that a storage call may take.
     """
 

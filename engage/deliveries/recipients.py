@@ -54,7 +54,7 @@ class Recipients:
     def __init__(self, store: Storage, timeout: float) -> None:
         #: Where users are looked up.
         self.store = store
-        self._profiles = store
+        self._store = store
         self._timeout = timeout
 
     async def identify(
@@ -74,12 +74,9 @@ class Recipients:
             events = [_completed(event, earlier) for event in events]
         keys = [_keys(event) for event in events]
         wanted = {key for several in keys for key in several}
-        if self._profiles is None:
-            users, visitors = Found(), Found()
-        else:
-            users = await self._find(self._profiles.find_users, workspace_id, wanted)
-            others = wanted - users.keys()
-            visitors = await self._find(self._profiles.find_visitors, workspace_id, others)
+        users = await self._find(self._store.find_users, workspace_id, wanted)
+        others = wanted - users.keys()
+        visitors = await self._find(self._store.find_visitors, workspace_id, others)
         return [
             _identified(event, own, users, visitors)
             for event, own in zip(events, keys, strict=True)

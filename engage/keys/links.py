@@ -96,7 +96,6 @@ def subscription_hash(
 class Links:
     """Verifies links.
 
-    :param store: a :class:`Storage` finds users by their traits.
     :param clock: returns milliseconds since 1970 UTC.
     :param timeout: seconds that a call of the storage may take.
     :param catch_up: with a log, waits until everything is stored that is in it now: see

@@ -100,13 +100,12 @@ class KeyTable:
         self._failing = False
         self._task: asyncio.Task[None] | None = None
         self._effective = effective_keys(workspaces, ())
-        if self._store is not None:
-            authenticator.replace(None)
+        authenticator.replace(None)
 
     @property
     def loaded(self) -> bool:
-        """Whether the keys are known: the records were read, or there are none."""
-        return self._store is None or self._records is not None
+        """Whether the keys are known: the records were read."""
+        return self._records is not None
 
     @property
     def keys(self) -> Sequence[Key]:
@@ -144,7 +143,7 @@ class KeyTable:
 
         It returns when they were read for the first time, or could not be read soon.
         """
-        if self._store is None or self._task is not None:
+        if self._task is not None:
             return
         self._next = first = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._follow(self._store), name="write keys")

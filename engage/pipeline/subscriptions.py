@@ -140,8 +140,6 @@ def _wrong(field: str, message: str) -> ApiError:
 class Subscriptions:
     """Verifies and applies changes.
 
-    :param store: must be a :class:`Storage` if a workspace has a ``subscription_secret``
-        (checked when the server starts), and a :class:`Storage` to find users by their traits.
     :param clock: returns milliseconds since 1970 UTC.
     :param timeout: seconds that a call of the storage may take.
     :param resubscriptions: how often a day the links of one id can subscribe to groups from which
