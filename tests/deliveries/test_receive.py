@@ -16,6 +16,7 @@ import pytest
 
 from engage.api import (
     ConfigError,
+    DeadLetter,
     Event,
     Outcome,
     PayloadInvalid,
@@ -512,8 +513,11 @@ async def test_the_log_has_whether_a_dead_letter_was_kept(
         [letter] = await server.dead_letters()
         assert f"webhook segment: kept as dead letter {letter.id}: " in caplog.text
         caplog.clear()
-        # Like a storage that stores only events.
-        monkeypatch.setattr("engage.pipeline.ingest.Storage", type("Nobody", (), {}))
+
+        async def full(letters: Sequence[DeadLetter]) -> list[bool]:
+            return [False] * len(letters)
+
+        monkeypatch.setattr(server.app.store, "keep", full)
         answer = await deliver(server, bad)
         assert (answer.status, answer.json["code"]) == (503, "overloaded")
     assert "webhook segment: not acknowledged, it cannot be kept: " in caplog.text
