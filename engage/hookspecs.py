@@ -23,9 +23,9 @@ if TYPE_CHECKING:
         ObserverFactory,
         ProviderFactory,
         Register,
-        StorageFactory,
         TransformFactory,
     )
+    from engage.store.facade import StorageFactory
 
 hookspec = pluggy.HookspecMarker("engage")
 

@@ -24,24 +24,23 @@ The errors of engage, with the code that raises each, and its effect::
 =====================  =====================================================================
 ``errors.py``          the errors above
 ``events.py``          an event, and the changes that it makes to profiles
-``storage.py``         the interfaces of a storage
-``dead_letters.py``    dead letters, their budgets, and the interface of a storage that keeps them
-``records.py``         the interface of a storage that keeps small records, such as write keys
-``erasures.py``        the interface of a storage from which a person can be erased
-``counts.py``          the interface of a storage that keeps counters per minute and hour
+``storage.py``         which events are read, choices and their changes, and what a storage is told
+``dead_letters.py``    dead letters, and their budgets
+``records.py``         small records, such as write keys
+``counts.py``          counters per minute and hour
 ``backups.py``         the interface of a storage that a command backs up into one file
 ``log.py``             the interface of a log in front of the storage
 ``log_records.py``     the format of the records of a log
 ``pages.py``           a page of a scan
 ``people.py``          a user and its visitors, merged into one person
-``profiles.py``        the interface of a storage that also keeps users, visitors and groups
+``profiles.py``        users, visitors and groups
 ``providers.py``       the interface of a webhook provider
 ``transforms.py``      the interfaces of transforms and observers
-``suppressions.py``    the interface of a storage that keeps suppressed addresses
+``suppressions.py``    suppressed addresses
 ``registration.py``    the type of ``register``, the argument of a hook
 ``times.py``           the form and the range of stored times, and the other forms that are read
 ``json_values.py``     JSON with values that cannot be stored as they were sent
-``verification.py``    the interface of a storage that ``engage verify`` can look into
+``verification.py``    what ``engage verify`` learns of a store
 =====================  =====================================================================
 
 A plugin imports all names from here. These files import nothing of engage except each other.
@@ -56,7 +55,6 @@ import pluggy
 from engage.api.backups import *
 from engage.api.counts import *
 from engage.api.dead_letters import *
-from engage.api.erasures import *
 from engage.api.errors import *
 from engage.api.events import *
 from engage.api.log import *

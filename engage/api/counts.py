@@ -3,13 +3,9 @@
 
 from __future__ import annotations
 
-import abc
 import dataclasses
-from collections.abc import Sequence
 
-from engage.api.pages import Page
-
-__all__ = ["Count", "CountStore", "CountSum"]
+__all__ = ["Count", "CountSum"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,45 +46,3 @@ class CountSum:
     greatest: int
     #: The number of processes.
     processes: int
-
-
-class CountStore(abc.ABC):
-    """A storage that also keeps counters. Every method may raise :class:`StorageUnavailable`."""
-
-    @abc.abstractmethod
-    async def put_counts(self, counts: Sequence[Count]) -> None:
-        """Write registers in one durable step; see :class:`Count`. Idempotent."""
-
-    @abc.abstractmethod
-    async def counts(
-        self,
-        step: int,
-        *,
-        since: int,
-        until: int,
-        names: Sequence[str] | None = None,
-        workspace_id: str | None = None,
-        after: str | None = None,
-        limit: int,
-    ) -> Page[CountSum]:
-        """Return one page of sums, in order of time.
-
-        :param step: 60, 3600 or 86400.
-        :param since: the earliest ``at``, inclusive: milliseconds.
-        :param until: the end, exclusive.
-        :param names: only these counters; ``None``: all.
-        :param workspace_id: only this workspace; ``None``: all.
-        :param after: the cursor of the previous page; ``None`` for the first page.
-        :param limit: the maximum number of items.
-        """
-
-    @abc.abstractmethod
-    async def scan_counts(self, *, after: str | None, limit: int) -> Page[Count]:
-        """Return one page of all registers, in a constant order, for a copy of the store."""
-
-    @abc.abstractmethod
-    async def expire_counts(self, step: int, before: int, *, limit: int) -> int:
-        """Delete at most ``limit`` registers of a step with ``at`` below ``before`` (milliseconds).
-
-        :return: how many were deleted.
-        """

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dead letters, their budgets, and the interface of a storage that keeps them."""
+"""Dead letters, and their budgets."""
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal
@@ -11,7 +10,6 @@ from typing import Final, Literal
 import orjson
 
 from engage.api.events import API_ORIGIN
-from engage.api.pages import Page
 
 __all__ = [
     "CONFLICT",
@@ -19,7 +17,6 @@ __all__ = [
     "BudgetUse",
     "DeadLetter",
     "DeadLetterBudget",
-    "DeadLetterStore",
 ]
 
 #: The reason of a dead letter whose event is valid, but another event has its message id.
@@ -94,79 +91,6 @@ class BudgetUse:
     count: int
     #: The sum of their :attr:`DeadLetter.size`.
     size: int
-
-
-class DeadLetterStore(abc.ABC):
-    """A storage that also keeps dead letters, within a :class:`DeadLetterBudget`."""
-
-    @abc.abstractmethod
-    async def put(self, letters: Sequence[DeadLetter]) -> int:
-        """Keep letters, idempotently by workspace and id; drop those beyond the budget.
-
-        :return: how many were dropped because a budget is full.
-        """
-
-    async def keep(self, letters: Sequence[DeadLetter]) -> Sequence[bool]:
-        """Keep letters as :meth:`put` does, and report each.
-
-        The server calls this method only: an event that conflicts with another is acknowledged only
-        if its letter is kept. By default it calls :meth:`put` for one letter at a time; a storage
-        overrides it to keep all letters in one transaction.
-
-        :return: whether each letter is durable, in their order. A letter that was kept before is.
-        """
-        return [not await self.put([letter]) for letter in letters]
-
-    async def budget_use(self) -> Sequence[BudgetUse]:
-        """Return how much of each budget is used; by default nothing, which means "unknown".
-
-        The server reports it in its metrics, and ``engage check`` shows it. Budgets without a
-        letter may be left out.
-        """
-        return ()
-
-    @abc.abstractmethod
-    async def scan_dead_letters(
-        self, workspace_id: str | None, *, after: str | None, limit: int
-    ) -> Page[DeadLetter]:
-        """Return one page of all dead letters, in order of arrival."""
-
-    async def recent_dead_letters(
-        self, workspace_id: str | None, *, before: str | None = None, limit: int
-    ) -> Page[DeadLetter] | None:
-        """Return one page of dead letters, newest first (the reverse of the order of arrival).
-
-        :param before: the cursor of the previous page; ``None`` for the newest letters.
-        :param limit: the maximum number of items.
-        :return: ``None`` if the storage cannot do this, which is the default.
-        """
-        return None
-
-    async def dead_letter(self, workspace_id: str, letter_id: str) -> DeadLetter | None:
-        """Return the letter with this id, or ``None``.
-
-        By default it scans all letters; a storage overrides it with a look-up.
-        """
-        after: str | None = None
-        while True:
-            page = await self.scan_dead_letters(workspace_id, after=after, limit=200)
-            for letter in page.items:
-                if letter.id == letter_id:
-                    return letter
-            if page.cursor is None:
-                return None
-            after = page.cursor
-
-    @abc.abstractmethod
-    async def remove(self, workspace_id: str, ids: Sequence[str]) -> int:
-        """Delete letters, and return how many of them existed."""
-
-    @abc.abstractmethod
-    async def expire_dead_letters(self, before: int, *, limit: int) -> int:
-        """Delete at most ``limit`` letters with ``received_at`` below ``before`` (milliseconds).
-
-        :return: how many letters were deleted.
-        """
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ import orjson
 
 __all__ = [
     "API_ORIGIN",
+    "ERASED",
     "EVENT_TYPES",
     "OPERATOR_ORIGIN",
     "RECIPIENT_PREFIXES",
@@ -32,6 +33,9 @@ __all__ = [
 ]
 
 
+#: Begins the mark that an erased event leaves in place of its body. The mark that an earlier
+#: version of engage left is empty. The body of an event is a JSON object, so it is never a mark.
+ERASED: Final = b"hmac-sha256:"
 #: The origin of events that were sent to the API, rather than by a webhook provider.
 API_ORIGIN: Final = "api"
 

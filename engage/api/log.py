@@ -204,13 +204,13 @@ class EventLog(abc.ABC):
             appended at or after this time (milliseconds since 1970 UTC) instead of the first ones.
         """
 
-    #: As :attr:`EventStore.gauge_texts`.
+    #: As :attr:`Storage.gauge_texts`.
     gauge_texts: ClassVar[Mapping[str, str]] = {}
 
     def gauges(self) -> Mapping[str, float]:
         """Return the log's own numbers for the metrics; called often, cheap, never raises.
 
-        The names have the form of those of :meth:`EventStore.gauges`; ``engage_log_`` is prepended.
+        The names have the form of those of :meth:`Storage.gauges`; ``engage_log_`` is prepended.
         """
         return {}
 

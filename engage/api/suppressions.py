@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses to which nothing must be sent: the interface of a storage that keeps them."""
+"""Addresses to which nothing must be sent."""
 
 from __future__ import annotations
 
-import abc
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 from engage.api.events import identifier_value
-from engage.api.pages import Page
 
-__all__ = ["ADDRESS_TRAITS", "Suppression", "SuppressionStore", "suppressed_address"]
+__all__ = ["ADDRESS_TRAITS", "Suppression", "suppressed_address"]
 
 #: Channel → the trait that has the addresses of people in it.
 ADDRESS_TRAITS: Final[Mapping[str, str]] = {
@@ -59,37 +57,3 @@ class Suppression:
     how: str = ""
     #: The delivery or the provider's event that said so; ``""``: none.
     source_id: str = ""
-
-
-class SuppressionStore(abc.ABC):
-    """A storage that also keeps suppressions. Every method may raise :class:`StorageUnavailable`.
-
-    They belong to addresses, and not to users: nothing is known of who has an address.
-    """
-
-    @abc.abstractmethod
-    async def suppress(self, suppressions: Sequence[Suppression]) -> None:
-        """Write registers, and return when they are durable; see :class:`Suppression`. Idempotent,
-        also across processes. It is not atomic: after an exception, the caller may write all again.
-        """
-
-    @abc.abstractmethod
-    async def suppressions(
-        self, workspace_id: str, addresses: Collection[tuple[str, str]]
-    ) -> Sequence[Suppression]:
-        """Return the suppressions of addresses, without those that are lifted, in any order.
-
-        :param addresses: pairs of channel and address, at most a few hundred.
-        """
-
-    @abc.abstractmethod
-    async def scan_suppressions(
-        self, workspace_id: str | None, *, after: str | None, limit: int
-    ) -> Page[Suppression]:
-        """Return one page of all registers, also those that are lifted; each once.
-
-        Those that were written before the first page was read are all returned.
-
-        :param after: the cursor of the previous page; ``None`` for the first page.
-        :param limit: the maximum number of items.
-        """

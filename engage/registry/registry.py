@@ -25,7 +25,6 @@ from engage.api import (
     ProviderContext,
     ProviderFactory,
     StorageContext,
-    StorageFactory,
     Transform,
     TransformFactory,
 )
@@ -40,7 +39,7 @@ from engage.config.schema_check import (
     secret_values,
 )
 from engage.registry.discovery import Discovered, Plugin, PluginError, Registered, discover
-from engage.store.facade import Storage
+from engage.store.facade import Storage, StorageFactory
 
 if TYPE_CHECKING:
     import click

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """PUBLIC: what engage keeps, and the seam at which a storage keeps it.
 
-The rules are functions without IO, written once for all storages. They say what is read and written
+Each file has the tables, the rules and the methods of a storage for one thing. The rules are
+functions without IO, written once for all storages. They say what is read and written
 in *steps* over *tables*, and a storage executes these: see ``tables.py``.
 
 ====================  ==============================================================
@@ -17,7 +18,8 @@ in *steps* over *tables*, and a storage executes these: see ``tables.py``.
 ``profiles.py``       users, visitors and groups as they are stored, and who belongs to whom
 ``people.py``         users with their visitors, merged when they are read; erasing
 ``keys.py``           which strings can be stored, and keys that stand for several of them
-``facade.py``         the interfaces of :mod:`engage.api` that the rest of engage calls, as plans
+``identifiers.py``    users and visitors, found by their identifiers
+``facade.py``         the base class of a storage
 ``memory.py``         an executor in memory
 ====================  ==============================================================
 

@@ -19,7 +19,11 @@ from engage.api import (
     SubscriptionState,
     suppressed_address,
 )
-from engage.store.keys import KEY_BYTES, key_of
+from engage.store.keys import (
+    KEY_BYTES,
+    is_text,
+    key_of,
+)
 from engage.store.pages import every, page
 from engage.store.people import certain, visitor
 from engage.store.profiles import CHOICES, KIND_OF, KINDS, chose
@@ -28,6 +32,7 @@ from engage.store.tables import (
     MAX_ROWS,
     Add,
     Delete,
+    Executor,
     Get,
     Key,
     Pages,
@@ -170,7 +175,7 @@ def _idle(whose: Key) -> Steps[list[bytes]]:
 @plan()
 def apply_all(changes: Sequence[SubscriptionChange]) -> Steps[list[dict[str, bool]]]:
     """Apply changes in their order, each once by its id; see
-    :meth:`~engage.api.SubscriptionStore.apply`.
+    :meth:`~engage.store.facade.Storage.apply`.
 
     A change without effect is remembered too, because one that is repeated after a later change
     must not undo that one. But only the latest of a subject are: anyone who has a link can send any
@@ -223,7 +228,7 @@ def state(workspace_id: str, subject: Subject) -> Steps[dict[str, bool]]:
 def preferences(
     workspace_id: str, subject: Subject, identifier: tuple[str, str] | None, key: str | None
 ) -> Steps[Preferences]:
-    """See :meth:`~engage.api.SubscriptionStore.preferences`."""
+    """See :meth:`~engage.store.facade.Storage.preferences`."""
     named: Mapping[str, str | None] = dict([identifier] if identifier else ())
     if identifier is None and subject.kind is Kind.USER:
         named = yield from certain(workspace_id, subject.id)
@@ -255,7 +260,7 @@ def scan(workspace_id: str | None, after: str | None, limit: int) -> Steps[Page[
 def history(
     workspace_id: str | None, subject: Subject | None, since: int, after: str | None, limit: int
 ) -> Steps[Page[SubscriptionRecord]]:
-    """Return a page of audit records; see :meth:`~engage.api.SubscriptionStore.history`."""
+    """Return a page of audit records; see :meth:`~engage.store.facade.Storage.history`."""
     equal: dict[str, Any] = {} if workspace_id is None else {"workspace": workspace_id}
     if subject is not None:
         equal |= {"kind": KINDS[subject.kind], "name": subject.id}
@@ -267,7 +272,7 @@ def history(
 # The second of two calls would return that there was nothing.
 @plan(repeatable=False, frees=True, overwrites=True)
 def erase(workspace_id: str, subject: Subject, pseudonym: str) -> Steps[tuple[int, int]]:
-    """Erase the choices of a subject; see :meth:`~engage.api.ErasureStore.erase_choices`."""
+    """Erase the choices of a subject; see :meth:`~engage.store.facade.Storage.erase_choices`."""
     whose = _whose(workspace_id, subject)
     # Their keys begin with a hash of the id, which can be guessed.
     idle = yield from _idle(whose)
@@ -284,3 +289,107 @@ def erase(workspace_id: str, subject: Subject, pseudonym: str) -> Steps[tuple[in
     choices = yield Under(CHOICES, [whose])
     deleted: int = yield Delete(CHOICES, [row[: CHOICES.key] for row in choices[whose]])
     return deleted, len(records)
+
+
+# --------------------------------------------------------------------------------------- storage
+class Choices(Executor):
+    """Subscription choices with their history.
+
+    A choice belongs to the one user or visitor for whom it was made. Links between ids do not carry
+    it to another one.
+    """
+
+    async def apply(self, change: SubscriptionChange) -> Mapping[str, bool]:
+        """Apply the choices and their audit records as one durable, atomic, idempotent write.
+
+        Changes without effect are remembered too, so that one that is repeated does not undo a
+        later one, but only some of the latest (at least ten) of each subject: they must not make
+        the store grow.
+
+        Each new change makes the choice's ``updated_at`` greater, also one that repeats the choice.
+        It has an audit record if it changes the choice. So the last record of a subject and a group
+        always has the choice that is kept for them.
+
+        If the store keeps profiles, a change of a user makes the user exist, as by a :class:`Seen`
+        at ``change.at``. A change of a visitor makes no profile.
+
+        A :attr:`SubscriptionChange.dated` change keeps its time. For a group with a later choice of
+        this subject, it has no effect.
+
+        :return: as :meth:`state` after the change.
+        """
+        return (await self.apply_all([change]))[0]
+
+    async def apply_all(
+        self, changes: Sequence[SubscriptionChange]
+    ) -> Sequence[Mapping[str, bool]]:
+        """Apply changes, those of one subject in their order, and return the result of each.
+
+        It is not atomic. This default calls :meth:`apply` for several subjects at the same time.
+        """
+        if not changes:
+            return []
+        return await self.run(apply_all, changes)
+
+    async def state(self, workspace_id: str, subject: Subject) -> Mapping[str, bool]:
+        """Return group id → subscribed, for each choice that is kept for a subject."""
+        if not is_text(subject.id):
+            return {}
+        return await self.read(state, workspace_id, subject)
+
+    async def preferences(
+        self,
+        workspace_id: str,
+        subject: Subject,
+        identifier: tuple[str, str] | None,
+        key: str | None,
+    ) -> Preferences:
+        """Return the choices of a subject, and what is suppressed of its addresses.
+
+        :param identifier: the trait and the value in the link; ``None``: the addresses are those
+            that surely are this user's, because anyone can give somebody that of another.
+        :param key: of the hashes under which the addresses of erased people are kept; ``None``:
+            nobody was erased.
+        """
+        if not is_text(subject.id, *(identifier or ())):
+            return Preferences({}, (), ())
+        return await self.read(preferences, workspace_id, subject, identifier, key)
+
+    async def scan_subscriptions(
+        self, workspace_id: str | None, *, after: str | None, limit: int
+    ) -> Page[SubscriptionState]:
+        """Return one page of all current choices; each choice once."""
+        return await self.read(scan, workspace_id, after, limit)
+
+    async def history(
+        self,
+        workspace_id: str | None,
+        subject: Subject | None,
+        *,
+        since: int = 0,
+        after: str | None,
+        limit: int,
+    ) -> Page[SubscriptionRecord]:
+        """Return one page of audit records, in the order in which they were applied. They are never
+        changed or deleted.
+
+        :param subject: only its records.
+        :param since: the least ``at``.
+        """
+        return await self.read(history, workspace_id, subject, since, after, limit)
+
+    async def erase_choices(
+        self, workspace_id: str, subject: Subject, pseudonym: str
+    ) -> tuple[int, int]:
+        """Erase the subscription choices of a user or a visitor, and give its audit records to a
+        pseudonym of the same kind, without the client's address, its ``User-Agent`` and the secret.
+        Each change gets a random id there, because the old one can be computed from the id of the
+        person.
+
+        The old ids of the changes are not forgotten: a change that is repeated has no effect.
+
+        :return: how many choices and how many audit records there were.
+        """
+        if not is_text(subject.id):
+            return 0, 0
+        return await self.run(erase, workspace_id, subject, pseudonym)

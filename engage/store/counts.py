@@ -17,7 +17,18 @@ from engage.api import Count, CountSum, Page
 from engage.store.pages import LAST_TEXT, cursor_of, every, place_of
 from engage.store.pages import expire as expire_rows
 from engage.store.pages import page as rows_page
-from engage.store.tables import MAX_ROWS, Add, Get, Pages, Put, Row, Steps, Table, plan
+from engage.store.tables import (
+    MAX_ROWS,
+    Add,
+    Executor,
+    Get,
+    Pages,
+    Put,
+    Row,
+    Steps,
+    Table,
+    plan,
+)
 
 #: The labels are a JSON array. A row is never deleted: registers have its number.
 SERIES: Final = Table(
@@ -59,7 +70,7 @@ def sums(
     after: str | None,
     limit: int,
 ) -> Steps[Page[CountSum]]:
-    """Return a page of the sums over all processes; see :meth:`~engage.api.CountStore.counts`."""
+    """Return a page of the sums over all processes; see :meth:`Counts.counts`."""
     wanted: dict[str, Any] = {} if names is None else {"name": names}
     if workspace_id is not None:
         wanted["workspace"] = [workspace_id]
@@ -98,7 +109,7 @@ def sums(
 
 @plan()
 def scan(after: str | None, limit: int) -> Steps[Page[Count]]:
-    """Return a page of registers; see :meth:`~engage.api.CountStore.scan_counts`."""
+    """Return a page of registers; see :meth:`~engage.store.facade.Storage.scan_counts`."""
     series = {row[3]: row for row in (yield from every(SERIES))}
 
     def count(row: Row) -> Count:
@@ -121,3 +132,47 @@ def scan(after: str | None, limit: int) -> Steps[Page[Count]]:
 def expire(step: int, before: int, limit: int) -> Steps[int]:
     """Delete the oldest registers of a step, and return how many."""
     return (yield from expire_rows(COUNTS, "at", before, limit, {"step": step}))
+
+
+# --------------------------------------------------------------------------------------- storage
+class Counts(Executor):
+    """Counters."""
+
+    async def put_counts(self, counts: Sequence[Count]) -> None:
+        """Write registers in one durable step; see :class:`Count`. Idempotent."""
+        if counts:
+            await self.run(put, counts)
+
+    async def counts(
+        self,
+        step: int,
+        *,
+        since: int,
+        until: int,
+        names: Sequence[str] | None = None,
+        workspace_id: str | None = None,
+        after: str | None = None,
+        limit: int,
+    ) -> Page[CountSum]:
+        """Return one page of sums, in order of time.
+
+        :param step: 60, 3600 or 86400.
+        :param since: the earliest ``at``, inclusive: milliseconds.
+        :param until: the end, exclusive.
+        :param names: only these counters; ``None``: all.
+        :param workspace_id: only this workspace; ``None``: all.
+        :param after: the cursor of the previous page; ``None`` for the first page.
+        :param limit: the maximum number of items.
+        """
+        return await self.read(sums, step, since, until, names, workspace_id, after, limit)
+
+    async def scan_counts(self, *, after: str | None, limit: int) -> Page[Count]:
+        """Return one page of all registers, in a constant order, for a copy of the store."""
+        return await self.read(scan, after, limit)
+
+    async def expire_counts(self, step: int, before: int, *, limit: int) -> int:
+        """Delete at most ``limit`` registers of a step with ``at`` below ``before`` (milliseconds).
+
+        :return: how many were deleted.
+        """
+        return await self.run(expire, step, before, limit)

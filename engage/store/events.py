@@ -20,13 +20,16 @@ from engage.api import (
     changes_of,
 )
 from engage.store.changes import EncodedChange, apply, encode
-from engage.store.keys import is_text
+from engage.store.keys import (
+    is_text,
+)
 from engage.store.pages import cursor_of, place_of
 from engage.store.profiles import KNOWN_LINKS, USER
 from engage.store.tables import (
     MAX_ROWS,
     Add,
     Delete,
+    Executor,
     Get,
     Key,
     Pages,
@@ -231,7 +234,7 @@ def scan(wanted: EventFilter, after: str | None, limit: int, reverse: bool) -> S
 
 @plan()
 def follow(after: str | None, since: int | None, limit: int) -> Steps[Page[Event]]:
-    """Return a page in the order of arrival; see :meth:`~engage.api.EventStore.follow`.
+    """Return a page in the order of arrival; see :meth:`~engage.store.facade.Storage.follow`.
 
     Only for an executor with one writer: it gives numbers in the order in which events are visible.
     """
@@ -265,7 +268,7 @@ def _place_of(cursor: str | None) -> Place | None:
 
 @plan(frees=True)
 def expire(before: int, limit: int, force: bool) -> Steps[int]:
-    """Delete the oldest events, and return how many; see :meth:`~engage.api.EventStore.expire`."""
+    """Delete the oldest events, and return how many; see :meth:`Events.expire`."""
     if not force:
         newest = yield Pages(HEADS, 1, by=("received_at",), reverse=True)
         if any(row[-1] < before for row in newest.rows):
@@ -292,3 +295,122 @@ def erase(identities: Sequence[tuple[str, str, str]], marks: Sequence[bytes]) ->
 def reapply(rows: Sequence[Row]) -> Steps[None]:
     """Apply the changes of stored events again."""
     yield from apply([*map(_changing, rows)])
+
+
+# --------------------------------------------------------------------------------------- storage
+class Events(Executor):
+    """Writing, finding, reading and expiring events."""
+
+    #: How many changes were dropped since this process opened the store.
+    dropped_changes: int = 0
+
+    async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
+        """Store events, and return when they are durable.
+
+        It is idempotent by :attr:`Event.identity`, across processes and hosts, by a unique key in
+        the store. If two of ``events`` have one identity, the first is stored. It is not atomic:
+        after an exception, the caller may write the whole batch again.
+
+        It applies the changes (:func:`~engage.api.changes_of`) of each newly stored event before
+        it returns. It never applies those of a refused event or a duplicate, but it completes the
+        changes of the *stored* event if a crash had interrupted them.
+
+        :return: one outcome for each event, in their order.
+        :raises StorageUnavailable: if at least one event is not durable.
+        """
+        outcomes = [STORED] * len(events)
+        rows: list[Row] = []
+        indexes: list[int] = []
+        for index, event in enumerate(events):
+            try:
+                rows.append(row_of(event))
+                indexes.append(index)
+            except UnstorableError as reason:
+                outcomes[index] = Outcome(Status.REFUSED, str(reason))
+        others, dropped = await self.run(write, rows) if rows else ({}, 0)
+        self.dropped_changes += dropped
+        for at, outcome in others.items():
+            outcomes[indexes[at]] = outcome
+        return outcomes
+
+    async def find(self, workspace_id: str, origin: str, message_id: str) -> Event | None:
+        """Return the event that is stored under this identity, or ``None``."""
+        if not is_text(workspace_id, origin, message_id):
+            return None
+        return await self.read(find, workspace_id, origin, message_id)
+
+    async def scan(self, wanted: EventFilter, *, after: str | None, limit: int) -> Page[Event]:
+        """Return one page of events, in order of arrival (within a write, in their order).
+
+        Every event that was acknowledged before the first page was read is returned exactly once.
+        The cursor is opaque, survives a restart, and holds no lock between pages.
+
+        :param after: the cursor of the previous page; ``None`` for the first page.
+        :param limit: the maximum number of items.
+        """
+        return await self.read(scan, wanted, after, limit, False)
+
+    async def recent(
+        self, wanted: EventFilter, *, before: str | None = None, limit: int
+    ) -> Page[Event]:
+        """Return one page of events, newest first (the reverse of the order of arrival).
+
+        One call looks at a bounded number of events and takes a bounded time: a page with a
+        cursor may have fewer items than ``limit``, or none. The cursor is a place in the order of
+        arrival: another filter may continue there.
+
+        :param before: the cursor of the previous page; ``None`` for the newest events.
+        :param limit: the maximum number of items.
+        :return: ``None`` if the storage cannot do this, which is the default.
+        """
+        return await self.read(scan, wanted, before, limit, True)
+
+    async def follow(
+        self, *, after: str | None, since: int | None = None, limit: int
+    ) -> Page[Event]:
+        """Return one page of events in an order to which others are only added at the end.
+
+        :meth:`scan` may pass an event whose write ends later. This does not: an event that is
+        acknowledged after a page was read is behind the cursor of that page, however many processes
+        write, also if one of them is stopped or killed. An event may be returned twice after a
+        fault. An event is returned at the latest two seconds after it was acknowledged, or 40 after
+        its process was killed.
+
+        :param after: the cursor of a page of any process, maybe long ago; ``None``: from the first
+            event on.
+        :param since: if ``after`` is ``None``, events that were received earlier (milliseconds
+            since 1970 UTC) may be left out.
+        :param limit: the maximum number of items.
+        :return: a page always has a cursor. The end is reached when it is ``after`` and there are
+            no items. ``None`` if the storage cannot do this, which is the default.
+        :raises ForeignCursor: if the cursor is not one of this store.
+        :raises ValueError: if it is not a cursor.
+        """
+        return await self.read(follow, after, since, limit)
+
+    async def expire(self, before: int, *, limit: int, force: bool = False) -> int:
+        """Delete events with ``received_at`` below ``before`` (milliseconds), oldest first.
+
+        :param limit: the maximum number of events, so that one call never stalls writes.
+        :param force: delete even if the newest event is below ``before`` too. Otherwise nothing is
+            deleted in that case, because the clock may have jumped.
+        :return: how many events were deleted.
+        """
+        return await self.run(expire, before, limit, force)
+
+    async def erase_events(self, events: Sequence[Event], marks: Sequence[bytes]) -> int:
+        """Erase events, at most 500, and return how many were stored.
+
+        Only the identity, the time of receipt and the mark are kept, and expire with it. Nothing is
+        found or scanned under the identity any more, but an event that has it is a duplicate, of
+        which :attr:`Outcome.stored` is always the mark. The changes that it made stay.
+
+        :param marks: one for each event, of at most 128 bytes, which begins with :data:`ERASED` or
+            is empty. The core compares it with what arrives later. An event that is erased already
+            keeps its own.
+        """
+        return await self.run(erase, [one.identity for one in events], marks)
+
+    async def reapply(self, events: Sequence[Event]) -> None:
+        """Apply the changes of stored events again: an erased profile had them."""
+        await self.run(reapply, [*map(row_of, events)])

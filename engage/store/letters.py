@@ -12,8 +12,21 @@ from typing import Any, Final
 import orjson
 
 from engage.api import API_ORIGIN, CONFLICT, BudgetName, BudgetUse, DeadLetter, Page
+from engage.store.keys import is_text
 from engage.store.pages import every, page
-from engage.store.tables import Context, Delete, Get, Key, Pages, Put, Row, Steps, Table, plan
+from engage.store.tables import (
+    Context,
+    Delete,
+    Executor,
+    Get,
+    Key,
+    Pages,
+    Put,
+    Row,
+    Steps,
+    Table,
+    plan,
+)
 
 #: What budgets and expiry need of a letter: it is read without the item.
 HEADS: Final = Table(
@@ -184,3 +197,71 @@ def _count(rows: Sequence[Row], sign: int = 1) -> Put:
         count[key] += sign
         size[key] += sign * bytes_
     return Put(TOTALS, [(*key, count[key], size[key]) for key in count])
+
+
+# --------------------------------------------------------------------------------------- storage
+class Letters(Executor):
+    """Dead letters, within a :class:`~engage.api.DeadLetterBudget`."""
+
+    async def put(self, letters: Sequence[DeadLetter]) -> int:
+        """Keep letters, idempotently by workspace and id; drop those beyond the budget.
+
+        :return: how many were dropped because a budget is full.
+        """
+        return sum(not kept for kept in await self.keep(letters))
+
+    async def keep(self, letters: Sequence[DeadLetter]) -> Sequence[bool]:
+        """Keep letters as :meth:`put` does, and report each.
+
+        The server calls this method only: an event that conflicts with another is acknowledged only
+        if its letter is kept. By default it calls :meth:`put` for one letter at a time; a storage
+        overrides it to keep all letters in one transaction.
+
+        :return: whether each letter is durable, in their order. A letter that was kept before is.
+        """
+        return await self.run(keep, [*map(storable, letters)])
+
+    async def budget_use(self) -> Sequence[BudgetUse]:
+        """Return how much of each budget is used; by default nothing, which means "unknown".
+
+        The server reports it in its metrics, and ``engage check`` shows it. Budgets without a
+        letter may be left out.
+        """
+        return await self.read(use)
+
+    async def scan_dead_letters(
+        self, workspace_id: str | None, *, after: str | None, limit: int
+    ) -> Page[DeadLetter]:
+        """Return one page of all dead letters, in order of arrival."""
+        return await self.read(scan, workspace_id, after, limit, False)
+
+    async def recent_dead_letters(
+        self, workspace_id: str | None, *, before: str | None = None, limit: int
+    ) -> Page[DeadLetter]:
+        """Return one page of dead letters, newest first (the reverse of the order of arrival).
+
+        :param before: the cursor of the previous page; ``None`` for the newest letters.
+        :param limit: the maximum number of items.
+        :return: ``None`` if the storage cannot do this, which is the default.
+        """
+        return await self.read(scan, workspace_id, before, limit, True)
+
+    async def dead_letter(self, workspace_id: str, letter_id: str) -> DeadLetter | None:
+        """Return the letter with this id, or ``None``.
+
+        By default it scans all letters; a storage overrides it with a look-up.
+        """
+        if not is_text(workspace_id, letter_id):
+            return None
+        return await self.read(get, workspace_id, letter_id)
+
+    async def remove(self, workspace_id: str, ids: Sequence[str]) -> int:
+        """Delete letters, and return how many of them existed."""
+        return await self.run(remove, workspace_id, [*ids])
+
+    async def expire_dead_letters(self, before: int, *, limit: int) -> int:
+        """Delete at most ``limit`` letters with ``received_at`` below ``before`` (milliseconds).
+
+        :return: how many letters were deleted.
+        """
+        return await self.run(expire, before, limit)

@@ -6,7 +6,6 @@ See :func:`engage.api.merge`.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import starmap
 from operator import attrgetter
@@ -16,36 +15,29 @@ import orjson
 
 from engage import api
 from engage.api import (
-    MAX_CANDIDATES,
-    MAX_USERS,
     TRUSTED,
     GroupProfile,
+    Kind,
     Page,
     Registers,
     StoredLink,
-    Subject,
     UserProfile,
     VisitorProfile,
-    identifier_value,
 )
+from engage.store.keys import is_text
 from engage.store.pages import NUMBER, cursor_of, page, place_of
 from engage.store.profiles import (
-    CLAIMS,
     GROUP,
-    IDENTIFIER_HEADS,
-    IDENTIFIERS,
-    KIND_OF,
+    KINDS,
     KNOWN_LINKS,
     LINKS,
     MEMBERSHIPS,
-    PERSONS,
     PROFILES,
     REMOVED,
     TRAITS,
     USER,
     VALUES,
     VISITOR,
-    Identifier,
     LinkRow,
     Person,
     Profile,
@@ -59,6 +51,7 @@ from engage.store.tables import (
     MAX_PAGE_BYTES,
     Context,
     Delete,
+    Executor,
     Get,
     Pages,
     Remember,
@@ -80,7 +73,7 @@ def _profile(row: Row) -> Profile:
     return Profile(*row)
 
 
-def _with_visitors(users: Sequence[Profile]) -> Steps[list[_User]]:
+def with_visitors(users: Sequence[Profile]) -> Steps[list[_User]]:
     """Return users with what is linked to them, and the visitors that belong to them."""
     linked = [one.person for one in users if one.links]
     if not linked:
@@ -119,7 +112,7 @@ def _joined(groups: _Rows, person: Person) -> list[str]:
     return sorted([group for *_, group, _, _, _, on in groups.get(person, ()) if on])
 
 
-def _registers(one: Profile, traits: _Rows, groups: _Rows) -> Registers:
+def registers(one: Profile, traits: _Rows, groups: _Rows) -> Registers:
     """Return what is stored of a user or a visitor."""
     first, last = one.times
     person = one.person
@@ -150,7 +143,7 @@ def _merged(people: Sequence[_User]) -> Steps[list[UserProfile]]:
         space, person = user.workspace, user.person
         declared = context.identifiers.get(space, ())
         if visitors:
-            own, *others = (_registers(one, traits, groups) for one in (user, *visitors))
+            own, *others = (registers(one, traits, groups) for one in (user, *visitors))
             users.append(api.merge(space, own, names, others, context.profile_limits, declared))
             continue
         current, times, trusted = _values(values[person])
@@ -197,7 +190,7 @@ def profile(workspace_id: str, user_id: str) -> Steps[UserProfile | None]:
 def users(workspace_id: str, ids: Sequence[str]) -> Steps[list[_User]]:
     """Return the users of these ids that exist."""
     found = yield from profiles([(workspace_id, USER, name) for name in ids])
-    return (yield from _with_visitors([one for one in found if one.exists]))
+    return (yield from with_visitors([one for one in found if one.exists]))
 
 
 @plan()
@@ -219,7 +212,7 @@ def scan_users(workspace_id: str | None, after: str | None, limit: int) -> Steps
     size = 0
     existing = [one for one in starmap(Profile, rows) if one.exists]
     for step in _steps(existing):
-        people = yield from _with_visitors(step)
+        people = yield from with_visitors(step)
         for count, (user, _, visitors) in enumerate(people, 1):
             size += user.trait_bytes
             for one in visitors:
@@ -291,126 +284,6 @@ def scan_groups(
     return Page(groups, found.cursor)
 
 
-# ----------------------------------------------------------------------------- by their identifiers
-def _candidates(workspace_id: str, trait: str, value: str, *kinds: int) -> Steps[list[Identifier]]:
-    """Return the identifiers of those who have a value, oldest claim first: of each kind, those
-    that are examined."""
-    by, equal = IDENTIFIERS.indexes[0], {"workspace": workspace_id, "trait": trait, "value": value}
-    found = yield Pages(IDENTIFIERS, MAX_CANDIDATES, by, equal)
-    rows = [row for row in starmap(Identifier, found.rows) if row.kind in kinds]
-    if found.more:
-        rows = []
-        for kind in kinds:
-            found = yield Pages(IDENTIFIERS, MAX_CANDIDATES, by, {**equal, "kind": kind})
-            rows += starmap(Identifier, found.rows)
-    return sorted(rows, key=attrgetter("claimed_at"))
-
-
-@plan()
-def find_users(workspace_id: str, trait: str, values: Sequence[str]) -> Steps[dict[str, list[str]]]:
-    """Return the users who have one of these values: value → user ids, oldest claim first."""
-    found = {}
-    for value in values:
-        if users := (yield from _having(workspace_id, trait, value)):
-            found[value] = users
-    return found
-
-
-def _having(workspace_id: str, trait: str, value: str) -> Steps[list[str]]:
-    """Return the users whose value wins, oldest claim first."""
-    candidates = yield from _candidates(workspace_id, trait, value, USER, VISITOR)
-    limits = (yield Context()).profile_limits
-    users: list[str] = []
-    seen: set[Person] = set()
-    for start in range(0, len(candidates), MAX_USERS):
-        step = candidates[start : start + MAX_USERS]
-        own = yield from profiles([one.person for one in step if one.kind == USER])
-        owner = yield from owners([(x.workspace, x.name) for x in step if x.kind == VISITOR])
-        found_users = {one.person: one for one in own if one.exists}
-        rows = {}
-        for one in step:
-            if one.kind == USER:
-                user = found_users.get(one.person)
-            else:
-                user = owner.get((one.workspace, one.name))
-            if user is not None and user.person not in seen:
-                seen.add(user.person)
-                rows[user.person] = user
-        people = yield from _with_visitors([*rows.values()])
-        everyone = [one for user, _, visitors in people for one in (user, *visitors)]
-        stored = yield Get(TRAITS, [(*one.person, trait) for one in everyone])
-        traits = {key[:3]: [row] for key, row in stored.items()}
-        for user, _, visitors in people:
-            some = [_registers(one, traits, {}) for one in (user, *visitors)]
-            won = api.winner(trait, some[0], some[1:], limits)
-            if identifier_value(trait, won) == value:
-                users.append(user.name)
-        if len(users) >= MAX_USERS:
-            break
-    return users[:MAX_USERS]
-
-
-@plan()
-def find_visitors(
-    workspace_id: str, trait: str, values: Sequence[str]
-) -> Steps[dict[str, list[str]]]:
-    """Return the visitors without a user: value → anonymous ids, oldest claim first."""
-    found = {}
-    for value in values:
-        some = yield from _candidates(workspace_id, trait, value, VISITOR)
-        owner = yield from owners([(workspace_id, one.name) for one in some])
-        alone = [one.name for one in some if (workspace_id, one.name) not in owner]
-        if alone:
-            found[value] = alone[:MAX_USERS]
-    return found
-
-
-@plan()
-def holders(
-    workspace_id: str, trait: str, value: str, after: str | None, limit: int
-) -> Steps[Page[Subject]]:
-    """Return a page of the users and visitors who have a value."""
-    equal = {"workspace": workspace_id, "trait": trait, "value": value}
-    found = yield from page(
-        Identifier._make, IDENTIFIERS, equal, after, limit, by=IDENTIFIERS.indexes[0]
-    )
-    return Page([Subject(KIND_OF[one.kind], one.name) for one in found.items], found.cursor)
-
-
-@plan()
-def users_beginning(
-    workspace_id: str, trait: str | None, text: str, limit: int
-) -> Steps[list[str]]:
-    """Return the ids of users of which the id, or an identifier, has a beginning."""
-    equal: dict[str, Any] = {"workspace": workspace_id, "kind": USER}
-    table, by = PERSONS, PERSONS.columns
-    if trait is not None:
-        equal["trait"] = trait
-        table, by = IDENTIFIER_HEADS, IDENTIFIERS.indexes[0][:3]
-    end = text + chr(sys.maxunicode)
-    found = yield Pages(table, limit, by, equal, low=text, high=end)
-    return [name for _, _, name, *_ in found.rows]
-
-
-@plan()
-def identifier_history(
-    workspace_id: str, trait: str, ids: Sequence[str]
-) -> Steps[dict[str, list[str]]]:
-    """Return the values of a trait that users have or had, by each of these ids."""
-    people = yield from users(workspace_id, ids)
-    keys = [(*one.person, trait) for user, _, visitors in people for one in (user, *visitors)]
-    current = yield Get(IDENTIFIER_HEADS, keys)
-    earlier = yield Under(CLAIMS, keys)
-    found: dict[str, list[str]] = {}
-    for user, _, visitors in people:
-        mine = [(*one.person, trait) for one in (user, *visitors)]
-        values = {current[key][-1] for key in mine if key in current}
-        values.update(value for key in mine for *_, value, _ in earlier[key])
-        if values:
-            found[user.name] = [*values]
-    return found
-
-
 # ----------------------------------------------------------------------------------------- links
 @plan()
 def links_to(workspace_id: str, anonymous_id: str) -> Steps[list[tuple[str, int]]]:
@@ -430,7 +303,7 @@ def linked_to(workspace_id: str, user_id: str) -> Steps[list[str]]:
 
 @plan()
 def scan_links(after: str | None, limit: int) -> Steps[Page[StoredLink]]:
-    """Return a page of links; see :meth:`~engage.api.VerifiableStore.scan_links`."""
+    """Return a page of links; see :meth:`~engage.store.facade.Storage.scan_links`."""
     found = yield from page(LinkRow._make, LINKS, {}, after, limit)
     links = [
         StoredLink(
@@ -486,3 +359,114 @@ def erase(workspace_id: str, kind: int, name: str) -> Steps[bool]:
     yield Remember(KNOWN_LINKS, None)
     # Somebody of whom there are only links is no user yet.
     return any(one.exists for one in starmap(Profile, stored.values()))
+
+
+# --------------------------------------------------------------------------------------- storage
+class People(Executor):
+    """Users, visitors and groups. What writes events applies their changes.
+
+    What the events of one person change is kept apart: the user's registers, and those of each
+    visitor. A user that the storage returns is merged from them by :func:`engage.api.merge`; see
+    ``profiles.py`` for which visitors belong to it.
+
+    Profiles have limits (:class:`ProfileLimits`). An event that exceeds one is stored, but its
+    change is dropped and counted in :attr:`dropped_changes`.
+    A declared identifier trait (:attr:`StorageContext.identifiers`) does not count, unless its
+    value is larger than :attr:`ProfileLimits.identifier_bytes`: it always has room.
+
+    At :attr:`ProfileLimits.visitors`, a new visitor replaces one that :meth:`expire_visitors` could
+    delete and that has no trait :data:`~engage.api.events.TRUSTED`: the least recently changed, and
+    first of those without a declared identifier. A storage may examine a bounded number for a
+    write, and the visitors of one write need not replace each other.
+    """
+
+    #: Where the next call of :meth:`expire_visitors` continues.
+    _expired: str | None = None
+
+    async def profile(self, workspace_id: str, user_id: str) -> UserProfile | None:
+        """Return the user, or ``None`` if no event made the user exist."""
+        if not is_text(user_id):
+            return None
+        return await self.read(profile, workspace_id, user_id)
+
+    async def certain(self, workspace_id: str, user_id: str) -> Mapping[str, str | None]:
+        """Return which identifiers of a user are certain.
+
+        A signed link calls this, so a storage should read only the user's own identifiers.
+
+        :return: each identifier that a user has → its value if it is in
+            :attr:`UserProfile.certain`, else ``None``. Other traits may be among them.
+        """
+        return await self.read(certain, workspace_id, user_id)
+
+    async def visitor(self, workspace_id: str, anonymous_id: str) -> VisitorProfile | None:
+        """Return the visitor, or ``None`` if no event made it exist, which is the default."""
+        if not is_text(anonymous_id):
+            return None
+        return await self.read(visitor, workspace_id, anonymous_id)
+
+    async def scan_users(
+        self, workspace_id: str | None, *, after: str | None, limit: int
+    ) -> Page[UserProfile]:
+        """Return one page of all users, in any order; each user once."""
+        return await self.read(scan_users, workspace_id, after, limit)
+
+    async def scan_visitors(
+        self, workspace_id: str | None, *, after: str | None, limit: int
+    ) -> Page[VisitorProfile]:
+        """Return one page of all visitors, in any order; each visitor once; by default none."""
+        return await self.read(scan_visitors, workspace_id, after, limit)
+
+    async def scan_groups(
+        self, workspace_id: str | None, *, after: str | None, limit: int
+    ) -> Page[GroupProfile]:
+        """Return one page of all groups, in any order; each group once."""
+        return await self.read(scan_groups, workspace_id, after, limit)
+
+    async def expire_visitors(self, before: int, *, limit: int) -> int:
+        # Reading plans look for them, because most visitors may belong to users.
+        """Delete visitors that belong to no user, have no subscription choice, and were changed by
+        no event received since ``before``.
+
+        :param before: milliseconds since 1970 UTC.
+        :param limit: the maximum number of visitors, so that one call never stalls writes.
+        :return: how many were deleted.
+        """
+        old: list[Person] = []
+        while len(old) < limit:
+            found, self._expired = await self.read(
+                old_visitors, before, self._expired, limit - len(old)
+            )
+            old += found
+            if self._expired is None:
+                break
+        return await self.run(delete_visitors, old, before) if old else 0
+
+    async def erase_profile(self, workspace_id: str, kind: Kind, name: str) -> bool:
+        """Erase a user or a visitor with its traits and memberships, a user also with its links and
+        what is known of its choices, and return whether there was one.
+
+        What the storage remembers of it, in any process, must not change what later events do: see
+        :meth:`settle`.
+        """
+        if not is_text(name):
+            return False
+        return await self.run(erase, workspace_id, KINDS[kind], name)
+
+    async def links_to(self, workspace_id: str, anonymous_id: str) -> Sequence[tuple[str, int]]:
+        """Return the links to an anonymous id that count, the first one first, at most 1000: the id
+        of the user, whether it exists or not, and when the event that made the link was received.
+        """
+        if not is_text(anonymous_id):
+            return []
+        return await self.read(links_to, workspace_id, anonymous_id)
+
+    async def linked_to(self, workspace_id: str, user_id: str) -> Sequence[str]:
+        """Return the anonymous ids of the links of a user that count, whether it exists or not."""
+        if not is_text(user_id):
+            return []
+        return await self.read(linked_to, workspace_id, user_id)
+
+    async def scan_links(self, *, after: str | None, limit: int) -> Page[StoredLink]:
+        """Return one page of all links and decisions, in any order; each once."""
+        return await self.read(scan_links, after, limit)

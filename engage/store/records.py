@@ -6,9 +6,19 @@ from __future__ import annotations
 from typing import Final
 
 from engage.api import Page, Record
+from engage.store.keys import is_text
 from engage.store.pages import expire as expire_rows
 from engage.store.pages import page
-from engage.store.tables import Delete, Get, Put, Row, Steps, Table, plan
+from engage.store.tables import (
+    Delete,
+    Executor,
+    Get,
+    Put,
+    Row,
+    Steps,
+    Table,
+    plan,
+)
 
 RECORDS: Final = Table(
     "records",
@@ -30,7 +40,7 @@ def record_of(row: Row) -> Record:
 # The second of two calls would find the version that the first one wrote.
 @plan(repeatable=False)
 def put(record: Record, expected_version: int | None) -> Steps[int | None]:
-    """Write a record; see :meth:`~engage.api.RecordStore.put_record`."""
+    """Write a record; see :meth:`~engage.store.facade.Storage.put_record`."""
     key = (record.kind, record.workspace_id, record.id)
     stored = yield Get(RECORDS, [key])
     version: int = stored[key][-1] if key in stored else 0
@@ -83,7 +93,74 @@ def get(kind: str, workspace_id: str, record_id: str) -> Steps[Record | None]:
 def scan(
     kind: str | None, workspace_id: str | None, after: str | None, limit: int, reverse: bool
 ) -> Steps[Page[Record]]:
-    """Return a page of records; see :meth:`~engage.api.RecordStore.list_records`."""
+    """Return a page of records; see :meth:`~engage.store.facade.Storage.list_records`."""
     given = {"kind": kind, "workspace": workspace_id}
     equal = {name: value for name, value in given.items() if value is not None}
     return (yield from page(record_of, RECORDS, equal, after, limit, reverse=reverse))
+
+
+# --------------------------------------------------------------------------------------- storage
+class Records(Executor):
+    """Small records with versions: there are some thousands of a kind."""
+
+    async def put_record(
+        self, record: Record, *, expected_version: int | None = None
+    ) -> int | None:
+        """Write a record, and return when it is durable.
+
+        The comparison and the write are one atomic step, across processes and hosts: of several
+        callers that expect the same version, exactly one succeeds.
+
+        :param expected_version: the version that the stored record must have; 0: there must be
+            none. ``None``: whatever is stored is replaced.
+        :return: the version of the record now; ``None`` if the stored version is not the expected
+            one, and then nothing was written.
+        :raises ValueError: see :meth:`Record.check`.
+        """
+        record.check()
+        return await self.run(put, record, expected_version)
+
+    async def get_record(self, kind: str, workspace_id: str, record_id: str) -> Record | None:
+        """Return a record, or ``None``."""
+        if not is_text(kind, workspace_id, record_id):
+            return None
+        return await self.read(get, kind, workspace_id, record_id)
+
+    async def list_records(
+        self,
+        kind: str | None,
+        workspace_id: str | None = None,
+        *,
+        after: str | None = None,
+        limit: int,
+        reverse: bool = False,
+    ) -> Page[Record]:
+        """Return one page of records, ordered by kind, workspace and id (by code points).
+
+        :param kind: ``None``: all kinds.
+        :param workspace_id: ``None``: all workspaces.
+        :param after: the cursor of the previous page; ``None`` for the first page.
+        :param limit: the maximum number of items.
+        :param reverse: whether the order is descending.
+        """
+        return await self.read(scan, kind, workspace_id, after, limit, reverse)
+
+    async def records_version(self, kind: str) -> int:
+        """Return a number that is greater after any record of this kind was written or deleted.
+
+        It is read every two seconds by each process: one look-up by a key.
+        """
+        return await self.read(version, kind)
+
+    async def delete_record(self, kind: str, workspace_id: str, record_id: str) -> bool:
+        """Delete a record, and return whether there was one."""
+        if not is_text(kind, workspace_id, record_id):
+            return False
+        return await self.run(delete, kind, workspace_id, record_id)
+
+    async def expire_records(self, kind: str, before: int, *, limit: int) -> int:
+        """Delete at most ``limit`` records of a kind with ``at`` below ``before`` (milliseconds).
+
+        :return: how many were deleted.
+        """
+        return await self.run(expire, kind, before, limit)

@@ -9,7 +9,16 @@ from typing import Final
 from engage.api import Page, Suppression
 from engage.store.keys import hash_of
 from engage.store.pages import page
-from engage.store.tables import Delete, Put, Row, Steps, Table, Under, plan
+from engage.store.tables import (
+    Delete,
+    Executor,
+    Put,
+    Row,
+    Steps,
+    Table,
+    Under,
+    plan,
+)
 
 #: The latest holds; at the same time, one that is not lifted.
 SUPPRESSIONS: Final = Table(
@@ -95,3 +104,46 @@ def scan(workspace_id: str | None, after: str | None, limit: int) -> Steps[Page[
     """Return a page of all, also of those that are lifted."""
     equal = {} if workspace_id is None else {"workspace": workspace_id}
     return (yield from page(suppression_of, SUPPRESSIONS, equal, after, limit))
+
+
+# --------------------------------------------------------------------------------------- storage
+class Suppressions(Executor):
+    """Addresses to which nothing must be sent.
+
+    They belong to addresses, and not to users: nothing is known of who has an address.
+    """
+
+    async def suppress(self, suppressions: Sequence[Suppression]) -> None:
+        """Write registers, and return when they are durable; see :class:`Suppression`. Idempotent,
+        also across processes. It is not atomic: after an exception, the caller may write all again.
+        """
+        if suppressions:
+            await self.run(suppress, suppressions)
+
+    async def suppressions(
+        self, workspace_id: str, addresses: Collection[tuple[str, str]]
+    ) -> Sequence[Suppression]:
+        """Return the suppressions of addresses, without those that are lifted, in any order.
+
+        :param addresses: pairs of channel and address, at most a few hundred.
+        """
+        return await self.read(find, workspace_id, [*addresses])
+
+    async def scan_suppressions(
+        self, workspace_id: str | None, *, after: str | None, limit: int
+    ) -> Page[Suppression]:
+        """Return one page of all registers, also those that are lifted; each once.
+
+        Those that were written before the first page was read are all returned.
+
+        :param after: the cursor of the previous page; ``None`` for the first page.
+        :param limit: the maximum number of items.
+        """
+        return await self.read(scan, workspace_id, after, limit)
+
+    async def erase_suppressions(
+        self, workspace_id: str, addresses: Collection[tuple[str, str]]
+    ) -> int:
+        """Erase the suppressions of addresses (channel, address), and return how many there were.
+        The core has written them again under hashes of the addresses."""
+        return await self.run(erase, workspace_id, [*addresses])

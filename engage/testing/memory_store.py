@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from engage import api
 from engage.store.events import EVENTS
-from engage.store.facade import Storage
+from engage.store.facade import Storage, StorageFactory
 from engage.store.letters import HEADS
 from engage.store.memory import MemoryTables
 from engage.store.profiles import REMOVED, TRAITS
@@ -111,6 +111,6 @@ class MemoryStore(Memory, Storage):
 
 
 @api.hookimpl
-def engage_register_storage(register: api.Register[api.StorageFactory]) -> None:
+def engage_register_storage(register: api.Register[StorageFactory]) -> None:
     """Register the storage ``memory``, for a conformance suite; no entry point names this."""
     register("memory", MemoryStore, {"type": "object", "required": ["name"]})

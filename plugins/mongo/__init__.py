@@ -35,12 +35,13 @@ from typing import Any
 
 import orjson
 
-from engage.api import EventStore, Register, StorageContext, StorageFactory, hookimpl
+from engage.api import Register, StorageContext, hookimpl
+from engage.store.facade import Storage, StorageFactory
 
 __all__ = ["engage_register_storage"]
 
 
-def _make(options: Mapping[str, Any], context: StorageContext) -> EventStore:
+def _make(options: Mapping[str, Any], context: StorageContext) -> Storage:
     from .store import MongoStorage
 
     return MongoStorage.from_options(options, context)

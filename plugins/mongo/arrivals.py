@@ -264,7 +264,7 @@ class Arrivals:
 
     # -------------------------------------------------------------------------------- reading
     async def page(self, after: str | None, since: int | None, limit: int) -> Page[Event]:
-        """Return a page of events; see :meth:`EventStore.follow`."""
+        """Return a page of events; see :meth:`Storage.follow`."""
         of, number, place = _parse(after)
         with self._connection.calling(scan=True):
             begun, store = await self._identify()

@@ -79,7 +79,7 @@ class Counts:
         after: str | None = None,
         limit: int,
     ) -> Page[CountSum]:
-        """Return a page of sums; see :meth:`CountStore.counts`."""
+        """Return a page of sums; see :meth:`Storage.counts`."""
         start, end = _start(step, since), _start(step, until)
         query: dict[str, Any] = {"_id": {"$gte": start, "$lt": end}}
         if after is not None:

@@ -70,7 +70,7 @@ class Events:
         return None if event is None or event.type == ERASED_TYPE else event
 
     async def erase(self, events: Sequence[Event], marks: Sequence[bytes]) -> int:
-        """Erase events, and return how many were stored; see :meth:`ErasureStore.erase_events`."""
+        """Erase events, and return how many were stored; see :meth:`Storage.erase_events`."""
         by_id = {event_id(*one.identity): mark for one, mark in zip(events, marks, strict=True)}
         ids = [key for key in by_id if is_text(key)]
         fields = {"_seq": 1, "workspaceId": 1, "receivedAt": 1}
@@ -127,7 +127,7 @@ class Events:
     async def recent(
         self, wanted: EventFilter, *, before: str | None = None, limit: int
     ) -> Page[Event]:
-        """Return a page of events, newest first; see :meth:`EventStore.recent`.
+        """Return a page of events, newest first; see :meth:`Storage.recent`.
 
         A filter that rarely fits would read far back. So the events are looked at in windows, each
         of a known number of events: a window of time has any number of them. The call ends when it
@@ -209,7 +209,7 @@ class Events:
         return found[0] if found else None
 
     async def expire(self, before: int, *, limit: int, force: bool = False) -> int:
-        """Delete the oldest events, and return how many; see :meth:`EventStore.expire`."""
+        """Delete the oldest events, and return how many; see :meth:`Storage.expire`."""
 
         async def newest_is_due(db: Any) -> bool:
             cursor = db[EVENTS].find({}, {"receivedAt": 1}).sort([("receivedAt", -1)]).limit(1)

@@ -79,7 +79,7 @@ def held_by(document: Mapping[str, Any]) -> tuple[str, str, str]:
 
 @dataclasses.dataclass(eq=False)
 class Claim:
-    """A user's trait was set to a value; see :meth:`~engage.api.ProfileStore.find_users`.
+    """A user's trait was set to a value; see :meth:`~engage.store.facade.Storage.find_users`.
 
     It is never changed. It is not frozen, because making it would then take twice as long.
     """

@@ -24,7 +24,6 @@ from engage.api import (
     StorageUnavailable,
     StoreProblem,
     SubscriptionChange,
-    SubscriptionStore,
 )
 from engage.store.facade import Storage
 from engage.store.tables import Plan
@@ -38,7 +37,7 @@ from .identifiers import Identifiers, declared_traits
 from .profiles import ERASURES_SECONDS, Profiles, Visitors
 from .schema import META, Preparation, Schema
 from .steps import Steps
-from .subscriptions import Subscriptions, Upgrade
+from .subscriptions import Subscriptions, Upgrade, apply_all
 from .url import DEFAULT_URL
 from .verification import Verification
 from .writer import Writer
@@ -285,8 +284,10 @@ class MongoStorage(Storage):
             self._work.set()
         return choices
 
-    # A plan would change several documents that must still be the same.
-    apply_all = SubscriptionStore.apply_all
+    async def apply_all(
+        self, changes: Sequence[SubscriptionChange]
+    ) -> Sequence[Mapping[str, bool]]:
+        return await apply_all(self.apply, changes)
 
     erase_events = _once_ready("_events", Events.erase)
     reapply = _once_ready("_writer", Writer.reapply)

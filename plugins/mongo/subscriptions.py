@@ -15,7 +15,7 @@ import dataclasses
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import bson
 from bson.datetime_ms import DatetimeMS
@@ -28,7 +28,6 @@ from engage.api import (
     StorageUnavailable,
     Subject,
     SubscriptionChange,
-    SubscriptionStore,
 )
 from engage.store.choices import MAX_IDLE, Chooser
 from engage.store.profiles import CHOICES, KINDS
@@ -60,6 +59,10 @@ from .schema import (
 )
 from .tables import FORMS
 
+#: Ids whose subscription choices are changed at once: a change takes several calls of a server.
+_AT_ONCE: Final = 16
+
+
 #: Milliseconds after which a process that wrote no counter of a new minute has ended.
 _ALIVE: Final = 75_000
 #: Seconds that reading all events may take.
@@ -71,6 +74,29 @@ _PREFIX: Final = "upgrade-"
 _Document = Mapping[str, Any]
 #: Workspace and id → what the id is known to be. That a choice made a user exist is no proof.
 _Known = collections.defaultdict[tuple[str, str], set[Kind]]
+
+
+async def apply_all(
+    apply: Callable[[SubscriptionChange], Awaitable[Mapping[str, bool]]],
+    changes: Sequence[SubscriptionChange],
+) -> Sequence[Mapping[str, bool]]:
+    """Apply changes, those of one subject in their order, and several subjects at the same time.
+
+    A plan would change several documents that must still be the same.
+    """
+    found: list[Mapping[str, bool]] = [{}] * len(changes)
+    of_subject: dict[tuple[str, Subject], list[int]] = {}
+    for index, change in enumerate(changes):
+        of_subject.setdefault((change.workspace_id, change.subject), []).append(index)
+    waiting = iter(of_subject.values())
+
+    async def work() -> None:
+        for indexes in waiting:
+            for index in indexes:
+                found[index] = await apply(changes[index])
+
+    await asyncio.gather(*(work() for _ in range(_AT_ONCE)))
+    return found
 
 
 class Subscriptions:
@@ -219,7 +245,7 @@ class Subscriptions:
             await self._connection.insert(HISTORY, [bson.encode(entry)])
 
     async def erase(self, workspace_id: str, subject: Subject, pseudonym: str) -> tuple[int, int]:
-        """Erase choices; see :meth:`ErasureStore.erase_choices`."""
+        """Erase choices; see :meth:`Storage.erase_choices`."""
         if not is_text(subject.id):
             return 0, 0
         whose = _named(workspace_id, subject)
@@ -465,8 +491,7 @@ class Upgrade:
                 name = uuid.uuid5(uuid.NAMESPACE_OID, repr((subject, one["_id"], group, at)))
                 fields |= {"id": f"{_PREFIX}{name}", "at": at, "choices": {group: False}}
                 changes.append(SubscriptionChange(subject=subject, **fields))
-        # It needs the method ``apply`` only.
-        await SubscriptionStore.apply_all(cast(Any, self.subscriptions), changes)
+        await apply_all(self.subscriptions.apply, changes)
         with self.connection.calling():
             await self.subscriptions.remove_copied()
 

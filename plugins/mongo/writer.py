@@ -188,7 +188,7 @@ class Writer:
         self._changing = asyncio.Lock()
 
     async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        """Store events; see :meth:`EventStore.write`."""
+        """Store events; see :meth:`Storage.write`."""
         with self._connection.calling():
             await self._profiles.look_for_erasures()
         self._writes += 1

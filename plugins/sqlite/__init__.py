@@ -30,7 +30,8 @@ from typing import Any
 
 import orjson
 
-from engage.api import ConfigError, EventStore, Register, StorageContext, StorageFactory, hookimpl
+from engage.api import ConfigError, Register, StorageContext, hookimpl
+from engage.store.facade import Storage, StorageFactory
 
 __all__ = ["engage_register_storage"]
 
@@ -38,7 +39,7 @@ __all__ = ["engage_register_storage"]
 _MIN_VERSION = (3, 32, 0)
 
 
-def _make(options: Mapping[str, Any], context: StorageContext) -> EventStore:
+def _make(options: Mapping[str, Any], context: StorageContext) -> Storage:
     """Make the storage.
 
     :raises ConfigError: if the SQLite of this Python is too old.

@@ -54,7 +54,7 @@ class Reader(FileConnection):
         require_current(db, self.settings.path)
 
     def open(self) -> None:
-        """Open the store; see :meth:`EventStore.open`."""
+        """Open the store; see :meth:`Storage.open`."""
         with translating_errors(self.settings.path, opening=True):
             try:
                 self.connection()

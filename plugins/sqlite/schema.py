@@ -114,7 +114,7 @@ _TABLES: Final = (
         PRIMARY KEY (profile, trait)) WITHOUT ROWID""",
     _IDENTIFIERS_KIND,
     # When an event first set a trait of a user or visitor to a value: see
-    # ProfileStore.find_users. Only for declared identifier traits, and for values that the user
+    # Storage.find_users. Only for declared identifier traits, and for values that the user
     # does not have now; a row for the current value may exist as well.
     """CREATE TABLE claims (
         profile INTEGER NOT NULL, trait TEXT NOT NULL, value TEXT NOT NULL,

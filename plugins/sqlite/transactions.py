@@ -64,7 +64,7 @@ class Transactions(FileConnection):
 
     # ----------------------------------------------------------------------------- opening
     def open(self, create: bool, serving: bool) -> None:
-        """Open the store, and create it if that is allowed and needed; see :meth:`EventStore.open`.
+        """Open the store, and create it if that is allowed and needed; see :meth:`Storage.open`.
 
         :param serving: from now on users are looked up by the traits that this config declares.
         """

@@ -24,7 +24,7 @@ class Storage:
         self.now = 100.0
 
     async def check(self) -> None:
-        """See :meth:`engage.api.EventStore.check`."""
+        """See :meth:`engage.store.facade.Storage.check`."""
         self.questions += 1
         await self.gate.wait()
         if not self.works:

@@ -274,7 +274,7 @@ class Server:
 
 
 def run_helper(settings: Settings, control: socket.socket) -> None:
-    """Write a store in the helper process of a server; see :meth:`EventStore.helper`."""
+    """Write a store in the helper process of a server; see :meth:`Storage.helper`."""
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
     settings = dataclasses.replace(settings, alive=Heartbeat(control))

@@ -73,7 +73,7 @@ class Writer:
         self._reason = ""
 
     async def open(self, create: bool) -> None:
-        """Open the store; see :meth:`EventStore.open`.
+        """Open the store; see :meth:`Storage.open`.
 
         A store that was open before is not created again: if it is missing, it was moved away, and
         what is written to another one in its place would be lost when it comes back.
@@ -109,7 +109,7 @@ class Writer:
             await thread.close(self._settings.timeout)
 
     def helper(self) -> Callable[[socket.socket], None] | None:
-        """Return what a helper process runs; see :meth:`EventStore.helper`."""
+        """Return what a helper process runs; see :meth:`Storage.helper`."""
         return functools.partial(run_helper, self._settings) if self._listens else None
 
     @functools.cached_property

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from engage.api import Event
-from engage.store import changes, people
+from engage.store import changes, identifiers
 from engage.testing import WORKSPACE, identify
 from engage.testing.factories import TIME
 from engage_plugins.sqlite.engine import Engine
@@ -29,7 +29,7 @@ def opened(tmp_path: Path, traits: Sequence[str] = ("email",)) -> Engine:
 
 
 def found(engine: Engine, value: str) -> list[str]:
-    steps = people.find_users(WORKSPACE, "email", [value])
+    steps = identifiers.find_users(WORKSPACE, "email", [value])
     users: dict[str, list[str]]
     users = execute(engine.connection(), steps, engine.settings.context)
     return users.get(value, [])

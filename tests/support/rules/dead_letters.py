@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The promises of a :class:`~engage.api.DeadLetterStore`."""
+"""The promises of a :class:`~engage.store.facade.Storage`."""
 
 from __future__ import annotations
 

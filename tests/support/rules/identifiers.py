@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The promises of a :class:`~engage.api.ProfileStore` about users with the same identifier."""
+"""The promises of a :class:`~engage.store.facade.Storage` about users with the same identifier."""
 
 from __future__ import annotations
 

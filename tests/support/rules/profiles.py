@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The promises of a :class:`~engage.api.ProfileStore` about merging: profiles are the merge of the
-stored events, in whatever order these arrive.
+"""The promises of a storage about merging: profiles are the merge of the stored events, in
+whatever order these arrive.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The promises of a :class:`~engage.api.ProfileStore` about links, limits and scans."""
+"""The promises of a :class:`~engage.store.facade.Storage` about links, limits and scans."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The promises of a :class:`~engage.api.ProfileStore` about the number of visitors."""
+"""The promises of a :class:`~engage.store.facade.Storage` about the number of visitors."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The promises of a :class:`~engage.api.ProfileStore` about visitors, in any order of arrival."""
+"""The promises of a storage about visitors, in any order of arrival."""
 
 from __future__ import annotations
 
