@@ -2,7 +2,7 @@
 """The console: web pages for the people who run the server.
 
 It is a separate process (:mod:`engage.console.process`), and talks to the store through the
-interfaces of :mod:`engage.api`. Nothing that answers clients imports it.
+methods of the storage. Nothing that answers clients imports it.
 
 ===================  ===============================================================================
 ``process.py``       the program: opens the store, listens, serves, drains

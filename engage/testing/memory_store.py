@@ -4,8 +4,7 @@
 :class:`MemoryStore` keeps all promises of the conformance suite that do not need a disk: another
 process does not see what it stores, and the end of the process loses it. It reads a page by looking
 at everything: it is for some thousands of events. A test that needs one method to behave
-differently makes a subclass. Each interface is a class of its own, so that a test can also have a
-storage without profiles or without dead letters.
+differently makes a subclass.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ class Memory:
 
 
 class MemoryStore(Memory, Storage):
-    """A storage in memory with all interfaces."""
+    """A storage in memory."""
 
     async def problems(self) -> AsyncIterator[api.StoreProblem | int]:
         tables = self.contents().tables
