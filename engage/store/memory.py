@@ -142,6 +142,7 @@ class MemoryTables:
         """Return the rows of a step between its bounds and behind its place, in order."""
         at = {name: index for index, name in enumerate(step.table.columns)}
         given = tuple(step.equal[name] for name in step.order[: step.given])
+        after = None if step.after is None else _sortable(step.after)
         found = []
         for number, whole in self._tables[step.table.name].values():
             row = whole[: len(at)]
@@ -154,13 +155,11 @@ class MemoryTables:
                 place[: step.given] == given
                 and (step.low is None or (None not in bounded and bounded >= (step.low,)))
                 and (step.high is None or (None not in bounded and bounded < (step.high,)))
-                and (
-                    step.after is None
-                    or (place < step.after if step.reverse else place > step.after)
-                )
+                and (after is None or (_sortable(place) < after) is step.reverse)
+                and place != step.after
             ):
                 found.append((place, row))
-        return sorted(found, key=_by_place, reverse=step.reverse)
+        return sorted(found, key=lambda one: _sortable(one[0]), reverse=step.reverse)
 
     _EXECUTE: Final[dict[type, Callable[[Any, Any], Any]]] = {
         Get: _get,
@@ -204,12 +203,12 @@ def _is_wanted(step: Pages, row: Row) -> bool:
 
     return (
         all(first(names) in values for names, values in step.one_of.items())
-        and all(named[name] >= value for name, value in step.least.items())
-        and all(named[name] < value for name, value in step.below.items())
+        and all(named[x] is not None and named[x] >= y for x, y in step.least.items())
+        and all(named[x] is not None and named[x] < y for x, y in step.below.items())
         and all(any(begins_with(named[x], text) for x in names) for names, text in step.begins)
     )
 
 
-def _by_place(item: tuple[Place, Row]) -> tuple[tuple[bool, Any], ...]:
+def _sortable(place: Place) -> tuple[tuple[bool, Any], ...]:
     # None is less than every other value.
-    return tuple((value is not None, value) for value in item[0])
+    return tuple((value is not None, value) for value in place)

@@ -57,7 +57,7 @@ class Subject:
 
     def break_store(self, options: Mapping[str, Any]) -> None:
         """Make the server under the store fail: nothing can be written until :meth:`mend_store`."""
-        raise NotImplementedError
+        raise NotImplementedError("define break_store, or return False from can('break')")
 
     def mend_store(self, options: Mapping[str, Any]) -> None:
         """Undo :meth:`break_store`. Events that were stored before must be there again."""

@@ -59,17 +59,19 @@ class HistoryTests:
             await (store := bench.elsewhere(folder)()).open(create=True)
             memory = MemoryStore(context=bench.context)
             written: list[Event] = []
+            calls: list[_Call] = []
             for number in range(40):
                 name, args, options = _any_call(chance, number, written, can_expire=can_expire)
                 results = [
                     _plain(name, await getattr(one, name)(*args, **options))
                     for one in (memory, store)
                 ]
-                assert results[1] == results[0], (seed, number, name, args, options)
+                calls.append((name, args, options))
+                assert results[1] == results[0], (seed, calls[-1])
                 if number % 10 == 9:
                     expected, found = await everything(memory), await everything(store)
                     for what, values in expected.items():
-                        assert found[what] == values, (seed, number, what)
+                        assert found[what] == values, (seed, what, calls[-10:])
             await store.close()
 
 

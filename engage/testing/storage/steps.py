@@ -13,6 +13,8 @@ import pytest
 
 from engage.api import StorageUnavailable
 from engage.store.counts import COUNTS, SERIES
+from engage.store.events import EVENTS
+from engage.store.profiles import CHOICES
 from engage.store.records import RECORDS, VERSIONS
 from engage.store.suppressions import SUPPRESSIONS
 from engage.store.tables import (
@@ -46,7 +48,9 @@ _TEXTS: Final = sorted(
 #: The least and the greatest integers, and what lies around zero.
 _INTEGERS: Final = (-(2**63), -1, 0, 1, 2**53 + 1, 2**63 - 1)
 
-_TABLES: Final = {one.name: one for one in (RECORDS, VERSIONS, SUPPRESSIONS, COUNTS, SERIES)}
+_TABLES: Final = {
+    one.name: one for one in (RECORDS, VERSIONS, SUPPRESSIONS, COUNTS, SERIES, CHOICES, EVENTS)
+}
 _STEPS: Final[dict[str, type]] = {one.__name__: one for one in (Get, Under, Add, Put, Delete)}
 #: The fields of :class:`Pages` behind the table.
 _Fields = tuple[
@@ -381,6 +385,54 @@ class StepTests:
         assert await rows_of(store, Pages(COUNTS, 4)) == counts
         found = await rows_of(store, Pages(COUNTS, 4, equal={"step": 60}, low=-1, high=2**63 - 1))
         assert found == counts[1:-1]
+
+    @on_open
+    async def test_a_put_adds_to_sums(self, store: Executor) -> None:
+        for number in (1, 2, 5):
+            await run(store, Put(VERSIONS, [("k", number), ("other", 1)]))
+        (found,) = await run(store, Get(VERSIONS, [("k",)]))
+        assert found == ((("k",), ("k", 8)),)
+
+    @on_store
+    async def test_a_row_that_is_replaced_keeps_its_place(self, bench: Bench) -> None:
+        bench.require("transactions")
+        store = await bench.open()
+        rows = [("acme", 0, "u", group, 1, 1, "c") for group in "zay"]
+        await run(store, Put(CHOICES, rows))
+        await run(store, Put(CHOICES, [(*rows[0][:-1], "d")]))
+        found = await rows_of(store, Pages(CHOICES, 2))
+        assert [(row[3], row[-1]) for row in found] == [("z", "d"), ("a", "c"), ("y", "c")]
+
+    @on_store
+    async def test_a_number_of_a_followed_table_is_never_given_again(self, bench: Bench) -> None:
+        bench.require("transactions")
+        places: list[Any] = []
+        for name in "abc":
+            store = await bench.open()
+            row = ("acme", "api", name, "track", None, "v", "E", 1, 1, b"{}")
+            await run(store, Add(EVENTS, [row]))
+            places.append((await pages(store, Pages(EVENTS, 9)))[-1].place)
+            await run(store, Delete(EVENTS, [row[:3]]))
+            await store.close()
+        assert places == sorted({*places})
+
+    @on_store
+    async def test_a_value_that_cannot_be_stored_has_no_effect(self, bench: Bench) -> None:
+        """Nobody sees anything of the plan, and what others write afterwards is seen."""
+        bench.require("transactions")
+        stores = [await bench.open() for _ in range(2)]
+        for value in (2**64, -(2**80)):
+            bad = _record("k", "bad", value)
+            try:
+                await run(stores[0], Put(RECORDS, [_record("k", "good"), bad]))
+            except Exception:
+                continue
+            pytest.skip("this storage can store any integer")
+        for store in stores:
+            assert await rows_of(store, Pages(RECORDS, 9, equal={"kind": "k"})) == []
+        await run(stores[1], Put(RECORDS, [_record("k", "good")]))
+        for store in stores:
+            assert len(await rows_of(store, Pages(RECORDS, 9, equal={"kind": "k"}))) == 1
 
     @on_store
     async def test_numbers_ascend_after_the_store_is_opened_again(self, bench: Bench) -> None:
