@@ -325,7 +325,7 @@ class Choices(Executor):
     ) -> Sequence[Mapping[str, bool]]:
         """Apply changes, those of one subject in their order, and return the result of each.
 
-        It is not atomic. This default calls :meth:`apply` for several subjects at the same time.
+        It need not be atomic.
         """
         if not changes:
             return []

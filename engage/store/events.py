@@ -361,7 +361,6 @@ class Events(Executor):
 
         :param before: the cursor of the previous page; ``None`` for the newest events.
         :param limit: the maximum number of items.
-        :return: ``None`` if the storage cannot do this, which is the default.
         """
         return await self.read(scan, wanted, before, limit, True)
 
@@ -382,7 +381,7 @@ class Events(Executor):
             since 1970 UTC) may be left out.
         :param limit: the maximum number of items.
         :return: a page always has a cursor. The end is reached when it is ``after`` and there are
-            no items. ``None`` if the storage cannot do this, which is the default.
+            no items.
         :raises ForeignCursor: if the cursor is not one of this store.
         :raises ValueError: if it is not a cursor.
         """

@@ -69,6 +69,9 @@ class Storage(
         With ``create``, a store on another machine that cannot be reached *now* is not an error:
         the server starts, ``check`` raises until the store can be reached, and then it is created.
 
+        A new store, and one that is restored, gets the row ``incarnation`` of
+        :data:`~engage.store.events.STORE`, with a random value.
+
         :raises StorageMissing: if there is no store, and ``create`` is false.
         :raises StorageIncompatible: if a newer version made the store, or if it is not a store.
         :raises StorageUnavailable: if the store cannot be opened.

@@ -186,8 +186,7 @@ class Identifiers(Executor):
     ) -> Mapping[str, Collection[str]]:
         """Return all values of a declared identifier trait that users have or had.
 
-        A storage that keeps claims returns those of the user and of each visitor that belongs to
-        it. This default returns the current value of a user.
+        They are those of the user and of each visitor that belongs to it.
 
         :param ids: ids of users.
         :return: each id that has any → values in the form of :func:`identifier_value`.
@@ -199,7 +198,7 @@ class Identifiers(Executor):
         self, workspace_id: str, trait: str, values: Sequence[str]
     ) -> Mapping[str, Sequence[str]]:
         """Find visitors that belong to no user, by a declared identifier trait; otherwise as
-        :meth:`find_users`. This default finds none.
+        :meth:`find_users`.
 
         :return: each value that such a visitor has → anonymous ids, oldest claim first.
         """
@@ -212,9 +211,7 @@ class Identifiers(Executor):
         """Read all users and visitors that have a value of a declared identifier trait, each by
         itself: no visitor is replaced by its user.
 
-        This default returns the users that :meth:`find_users` finds, which may not be all. A
-        storage that can return all of them overrides it; then a signed link works however many
-        users have the recipient's address.
+        So a signed link works however many users have the recipient's address.
 
         :param value: in the form of :func:`identifier_value`.
         :param after: the cursor of the page before; ``None`` for the first.
@@ -236,7 +233,7 @@ class Identifiers(Executor):
         :param text: the beginning; of a trait in the form of :func:`identifier_value`.
         :param trait: a declared identifier trait; ``None`` for the id.
         :param limit: the maximum number of ids.
-        :return: ids, in any order; ``None`` if the storage cannot do this, which is the default.
+        :return: ids, in any order.
         """
         if not is_text(text):
             return ()

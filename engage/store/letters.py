@@ -214,15 +214,14 @@ class Letters(Executor):
         """Keep letters as :meth:`put` does, and report each.
 
         The server calls this method only: an event that conflicts with another is acknowledged only
-        if its letter is kept. By default it calls :meth:`put` for one letter at a time; a storage
-        overrides it to keep all letters in one transaction.
+        if its letter is kept.
 
         :return: whether each letter is durable, in their order. A letter that was kept before is.
         """
         return await self.run(keep, [*map(storable, letters)])
 
     async def budget_use(self) -> Sequence[BudgetUse]:
-        """Return how much of each budget is used; by default nothing, which means "unknown".
+        """Return how much of each budget is used.
 
         The server reports it in its metrics, and ``engage check`` shows it. Budgets without a
         letter may be left out.
@@ -242,15 +241,11 @@ class Letters(Executor):
 
         :param before: the cursor of the previous page; ``None`` for the newest letters.
         :param limit: the maximum number of items.
-        :return: ``None`` if the storage cannot do this, which is the default.
         """
         return await self.read(scan, workspace_id, before, limit, True)
 
     async def dead_letter(self, workspace_id: str, letter_id: str) -> DeadLetter | None:
-        """Return the letter with this id, or ``None``.
-
-        By default it scans all letters; a storage overrides it with a look-up.
-        """
+        """Return the letter with this id, or ``None``."""
         if not is_text(workspace_id, letter_id):
             return None
         return await self.read(get, workspace_id, letter_id)

@@ -400,7 +400,7 @@ class People(Executor):
         return await self.read(certain, workspace_id, user_id)
 
     async def visitor(self, workspace_id: str, anonymous_id: str) -> VisitorProfile | None:
-        """Return the visitor, or ``None`` if no event made it exist, which is the default."""
+        """Return the visitor, or ``None`` if no event made it exist."""
         if not is_text(anonymous_id):
             return None
         return await self.read(visitor, workspace_id, anonymous_id)
@@ -414,7 +414,7 @@ class People(Executor):
     async def scan_visitors(
         self, workspace_id: str | None, *, after: str | None, limit: int
     ) -> Page[VisitorProfile]:
-        """Return one page of all visitors, in any order; each visitor once; by default none."""
+        """Return one page of all visitors, in any order; each visitor once."""
         return await self.read(scan_visitors, workspace_id, after, limit)
 
     async def scan_groups(

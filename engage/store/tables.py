@@ -69,25 +69,27 @@ class Table:
     """The rows of one kind.
 
     A second table of the same name may have its first columns only: rows are read, found and
-    deleted by it without what is large in them, and never written.
+    deleted by it without what is large in them, and never written. It may have indexes of columns
+    that it lacks.
     """
 
     name: str
-    #: Column → the type of its values; those of the unique key first. In a column that is in no
-    #: key and no index, and gives no order, a value may also be None.
+    #: Column → the type of its values; those of the unique key first. A value of another column may
+    #: also be None. In an order, None comes before every other value; bounds leave it out.
     types: Mapping[str, type]
     #: How many columns the unique key has.
     key: int
     #: Columns by which rows are found or ordered, besides the key.
     indexes: tuple[tuple[str, ...], ...] = ()
-    #: Whether each row has a number, in the order of arrival. If ``number`` is one of the columns,
-    #: it is the row's number: None in an :class:`Add`, and known afterwards.
+    #: Whether each row has a number, in the order of arrival: greater than 0 and below 10**18. A
+    #: row that is replaced keeps its number. If ``number`` is one of the columns, it is that, and
+    #: None in a row that is new. If it is the key, a row that is added is always new.
     arrival: bool = False
     #: Whether somebody may go on from a place much later. In other tables, the number of the newest
     #: row may be given again when that row was deleted.
     followed: bool = False
     #: :class:`Put` replaces a row only if these columns of the new row are greater, compared
-    #: together; less, for a column with ``-`` before it. Empty: always.
+    #: together; less, for a column with ``-`` before it. Equal ones do not replace. Empty: always.
     register: tuple[str, ...] = ()
     #: Columns to which :class:`Put` adds, if there is a row.
     sums: tuple[str, ...] = ()
@@ -133,11 +135,12 @@ class Under(NamedTuple):
 
 
 class Add(NamedTuple):
-    """Insert the rows whose key is new. → key → stored row, of the others.
+    """Insert the rows whose key is new. → key → row, of those that were stored before the step. Of
+    two rows with one key, the first is inserted, and neither is in the result.
 
     Values that are bytes may be None in a stored row, the longest first, if all of them together
-    are more than :data:`MAX_STORED_BYTES`. A row may have more values than there are columns: an
-    executor that gave them to the plan finds them again.
+    are more than :data:`MAX_STORED_BYTES`. A row may have more values than there are columns, for
+    an executor that gave them to the plan; another one ignores them.
     """
 
     table: Table
@@ -164,7 +167,7 @@ class Pages(NamedTuple):
 
     The order is that of the columns ``by``, which are the key or an index or the beginning of one,
     and then that of arrival (of the row to which it belongs), or of the key in a table without
-    numbers.
+    numbers. A place has the values of :attr:`order`. An executor calls :meth:`check_number`.
     """
 
     table: Table
@@ -188,7 +191,8 @@ class Pages(NamedTuple):
     #: Begin behind this place.
     after: Place | None = None
     reverse: bool = False
-    #: Look at so many rows at most, whether they are wanted or not.
+    #: Look at so many rows of the order at most, behind the place and between the bounds, whether
+    #: they are wanted or not. Only columns in ``equal`` that begin the order narrow them.
     most: int = MAX_ROWS
 
     @property
@@ -225,7 +229,8 @@ class Page(NamedTuple):
     """A page of rows."""
 
     rows: Sequence[Row]
-    #: Where the next page begins; None if the page is the first one and has looked at no row.
+    #: Where the next page begins: the last row that was looked at, or where the page began; None if
+    #: that is the first one and there was no row.
     place: Place | None
     #: Whether there may be rows behind it, wanted or not; if not, there were none.
     more: bool

@@ -6,6 +6,7 @@ import contextlib
 import secrets
 import sqlite3
 import threading
+import time
 
 import msgspec
 
@@ -30,10 +31,12 @@ class LedgerStore(Storage):
 
     async def open(self, *, create):
         if not self.path.exists():
+            if self.context.had_store:
+                raise api.StorageUnavailable(f"{self.path} was there, and may come back")
             if not create:
                 raise api.StorageMissing(f"{self.path} does not exist")
             self.path.touch(0o600)
-        self.is_open = True
+        self.is_open, self.creates = True, create
         await self.check()
 
     async def close(self):
@@ -52,20 +55,28 @@ class LedgerStore(Storage):
         """Run a plan when the changes of all other processes are known."""
         if not self.is_open:
             raise api.StorageUnavailable("the storage is not open")
-        uri, timeout = f"{self.path.as_uri()}?mode=rw", self.context.write_timeout
-        with self.lock:
-            try:
-                opened = sqlite3.connect(uri, timeout, isolation_level=None, uri=True)
-                with contextlib.closing(opened) as db, db:
-                    db.execute("BEGIN IMMEDIATE")  # one process at a time
+        end = time.monotonic() + self.context.write_timeout
+        if not self.lock.acquire(timeout=self.context.write_timeout):
+            raise api.StorageUnavailable(f"{self.path} is busy")
+        try:
+            left = max(0, end - time.monotonic())
+            uri = f"{self.path.as_uri()}?mode=rw"
+            opened = sqlite3.connect(uri, left, isolation_level=None, uri=True)
+            with contextlib.closing(opened) as db, db:
+                db.execute("BEGIN IMMEDIATE")  # one process at a time
+                if self.creates:
                     db.execute(LEDGER)
-                    self.catch_up(db)
-                    if not self.number:
-                        self.append(db, begin())
-                    return self.append(db, plan(*args))  # the commit follows
-            except (OSError, sqlite3.Error) as error:
-                self.forget()  # the tables may have what the file does not have
+                self.catch_up(db)
+                if not self.number:
+                    self.append(db, begin())
+                return self.append(db, plan(*args))  # the commit follows
+        except BaseException as error:
+            self.forget()  # the tables may have what the file does not have
+            if isinstance(error, OSError | sqlite3.Error):
                 raise api.StorageUnavailable(f"{self.path}: {error}") from error
+            raise
+        finally:
+            self.lock.release()
 
     def catch_up(self, db):
         """Make the changes of new entries."""
