@@ -16,7 +16,7 @@ import pymongo
 import pytest
 
 from engage.api import ProfileLimits
-from engage.store import people as planned
+from engage.store import identifiers as planned
 from engage.testing import WORKSPACE, event, identify
 from engage.testing.factories import TIME, all_pages, user, visitor
 from engage_plugins.mongo import people, profiles
