@@ -7,10 +7,7 @@ import abc
 import dataclasses
 from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    pass
+from typing import Any
 
 __all__ = ["Backup", "BackupStore", "OnBytes"]
 

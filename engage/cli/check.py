@@ -92,11 +92,12 @@ def check(ctx: click.Context, config_path: Path) -> None:
     registry.check(config)
     for warning in registry.warnings(config):
         _print("warning", warning)
+    registry.make_storage(config)
     registry.make_log(config)
     registry.make_webhooks(config)
     registry.make_transforms(config)
     registry.make_observers(config)
-    if problem := obstacle(registry.make_storage(config), config):
+    if problem := obstacle(config):
         _print("erasures", problem)
     files = [plugin.name for plugin in registry.plugins if plugin.project is None]
     installed = plural(len(registry.plugins) - len(files), "plugin")

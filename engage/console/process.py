@@ -62,7 +62,6 @@ def make_console(
     config, settings = app.config, app.config.console
     assert settings is not None
     reader = Reader(config.storage.write_timeout, clock=clock)
-    records = app.store
     log = registry.make_log(config)
     lag: Lag | None = None
     if log is not None and config.log is not None:
@@ -79,10 +78,10 @@ def make_console(
         app=app,
         registry=registry,
         reader=reader,
-        links=Links(records, reader, clock=clock),
+        links=Links(app.store, reader, clock=clock),
         passwords=Passwords(settings.password) if settings.password else None,
         throttle=Throttle(),
-        sessions=Sessions(records, reader, password=settings.password, clock=clock),
+        sessions=Sessions(app.store, reader, password=settings.password, clock=clock),
         lag=lag,
         clock=clock,
     )

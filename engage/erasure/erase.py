@@ -127,11 +127,8 @@ def in_words(error: EngageError) -> str:
     return f"nothing was erased: {error}"
 
 
-def obstacle(store: Storage, config: Config) -> str | None:
-    """Return in one line why nobody can be erased; ``None``: nothing prevents it.
-
-    :param store: it need not be open.
-    """
+def obstacle(config: Config) -> str | None:
+    """Return in one line why nobody can be erased; ``None``: nothing prevents it."""
     path = erasures_path(config)
     try:
         read(path, key_of(config))
@@ -161,11 +158,11 @@ async def erase_user(
     :param addresses: as :func:`~engage.erasure.person.person_of`.
     :param visitors: as :func:`~engage.erasure.person.person_of`.
     :param linked: as :func:`~engage.erasure.person.person_of`.
-    :raises EngageError: if the storage cannot erase, if the config has no key, or if the file of
-        erasures cannot be written, or has hashes of another key: nothing is erased then.
+    :raises EngageError: if the config has no key, or if the file of erasures cannot be written, or
+        has hashes of another key: nothing is erased then.
     :raises StorageUnavailable: if the store failed; calling it again goes on.
     """
-    key, known = key_of(config), store
+    key = key_of(config)
     read(erasures_path(config), key)  # A restore would refuse a file with hashes of two keys.
     user = hash_of(key, workspace_id, user_id)
     began, at = time.monotonic(), _now()
@@ -177,14 +174,14 @@ async def erase_user(
             lines.insert(0, _erasure(key, workspace_id, "user", user_id, at))
         append(erasures_path(config), lines)
         noted.extend(lines)
-        await put_tombstones(known, lines)
+        await put_tombstones(store, lines)
 
-    exists = await known.profile(workspace_id, user_id) is not None
+    exists = await store.profile(workspace_id, user_id) is not None
     workspace = _workspace(config, workspace_id)
-    find = functools.partial(person_of, known, workspace, user_id, linked=linked)
+    find = functools.partial(person_of, store, workspace, user_id, linked=linked)
     found = await find(addresses, visitors)
     taken = found.addresses
-    others = await other_addresses(known, workspace, found)
+    others = await other_addresses(store, workspace, found)
     await note(found.visitors)
     report("waiting for the requests of this moment", 0)
     await asyncio.sleep(2 * config.storage.write_timeout)
@@ -192,14 +189,14 @@ async def erase_user(
     if new := later.visitors.keys() - found.visitors.keys():
         await note(new)
     report("searching visitors", 0)
-    left = await other_visitors(known, workspace, later, copies=True)
+    left = await other_visitors(store, workspace, later, copies=True)
     copies = [one.anonymous_id for one in left if one.is_copy]
     if copies:
         await note(copies)
     visitors = dict.fromkeys((*later.visitors, *copies), at)
     person = Person(workspace_id=workspace_id, users={user_id: at}, visitors=visitors)
-    counts, overwritten = await _carry_out(known, config, person, report, copies)
-    await put_tombstones(known, noted, done=True)
+    counts, overwritten = await _carry_out(store, config, person, report, copies)
+    await put_tombstones(store, noted, done=True)
     receipt = Receipt(
         workspace=workspace_id,
         user=user,
@@ -216,7 +213,7 @@ async def erase_user(
     details |= details.pop("erased")
     details["addresses"] = [hash_of(key, workspace_id, name) for name in taken]
     details |= {"otherAddresses": len(others), "otherVisitors": len(receipt.other_visitors)}
-    await record_audit(known, actor, "user-erased", details, now=_now())
+    await record_audit(store, actor, "user-erased", details, now=_now())
     return receipt
 
 
@@ -235,8 +232,8 @@ async def repeat(
     :raises EngageError: as :func:`erase_user`; ``ErasuresFileError`` if the file of this config
         cannot be read or written.
     """
-    key, known = key_of(config), store
-    todo = [one for one in erasures if not await is_done(known, one)]
+    key = key_of(config)
+    todo = [one for one in erasures if not await is_done(store, one)]
     path = erasures_path(config)
     there = set(read(path, key)[0])
     if missing := [one for one in erasures if one not in there]:
@@ -244,17 +241,17 @@ async def repeat(
     total = Counter[str]()
     if not todo:
         return total
-    await put_tombstones(known, todo)
-    for person in await _matching(known, key, todo, report):
+    await put_tombstones(store, todo)
+    for person in await _matching(store, key, todo, report):
         visitors = dict(person.visitors)
         for name, at in person.users.items():
-            for visitor in await visitors_of(known, _workspace(config, person.workspace_id), name):
+            for visitor in await visitors_of(store, _workspace(config, person.workspace_id), name):
                 visitors[visitor] = max(at, visitors.get(visitor, 0))
         counts, _ = await _carry_out(
-            known, config, dataclasses.replace(person, visitors=visitors), report
+            store, config, dataclasses.replace(person, visitors=visitors), report
         )
         total.update(counts)
-    await put_tombstones(known, todo, done=True)
+    await put_tombstones(store, todo, done=True)
     return total
 
 

@@ -332,15 +332,13 @@ async def person_of(
     :param addresses: those of the person: see :func:`~engage.erasure.addresses.named_addresses`.
     :param visitors: anonymous ids that the operator knows to be the person's.
     :param linked: whether to take all linked visitors to which no other user was ever linked.
-    :raises EngageError: if the storage cannot tell what belongs to a person, or if an anonymous id
-        is an address.
+    :raises EngageError: if an anonymous id is an address.
     """
-    known = store
     for name in visitors:
         if name.startswith(RECIPIENT_PREFIXES):
             raise EngageError(f"{name!r} is no visitor but an address: name the address")
-    own = await own_events(known, workspace, user_id)
-    user = await known.profile(workspace.id, user_id)
+    own = await own_events(store, workspace, user_id)
+    user = await store.profile(workspace.id, user_id)
     certain = dict(own.certain)
     if user is not None:
         # The events that made one certain, or that set a later value, may have expired.
@@ -348,7 +346,7 @@ async def person_of(
         certain = {one: value for one, value in certain.items() if present[one] == value}
         certain |= user.certain
     sure = [f"{trait}:{certain[trait]}" for trait in sorted(ADDRESSES & certain.keys())]
-    taken = {*await visitors_of(known, workspace, user_id, own), *sure, *addresses, *visitors}
+    taken = {*await visitors_of(store, workspace, user_id, own), *sure, *addresses, *visitors}
     person = Person(
         workspace_id=workspace.id,
         users={user_id: MAX_TIME},
@@ -356,7 +354,7 @@ async def person_of(
     )
     if not linked:
         return person
-    others = await other_visitors(known, workspace, person)
+    others = await other_visitors(store, workspace, person)
     alone = [one.anonymous_id for one in others if one.linked and not one.shared]
     return dataclasses.replace(person, visitors=dict.fromkeys(sorted({*taken, *alone}), MAX_TIME))
 
@@ -444,11 +442,10 @@ async def export_person(
     :param visitors: as :func:`person_of`.
     :param left_out: gets the number of deliveries that are left out, by the address with which
         engage found whose they are: anyone can claim an address.
-    :raises EngageError: if the storage cannot tell what belongs to a person.
     :raises StorageUnavailable: if the store cannot be read.
     """
-    known, left_out = store, Counter() if left_out is None else left_out
-    person = await person_of(known, workspace, user_id, addresses, visitors)
+    left_out = Counter() if left_out is None else left_out
+    person = await person_of(store, workspace, user_id, addresses, visitors)
 
     def is_left_out(origin: str, body: bytes) -> bool:
         address = found_address(origin, body)
@@ -457,12 +454,12 @@ async def export_person(
         left_out[address] += 1
         return True
 
-    left = await _left_out(known, person)
-    user = await _profile(known, workspace, person, left)
+    left = await _left_out(store, person)
+    user = await _profile(store, workspace, person, left)
     if user is not None:
         yield _line("users", user)
     for name in person.visitors:
-        visitor = await known.visitor(workspace.id, name)
+        visitor = await store.visitor(workspace.id, name)
         if visitor is not None:
             traits = left.without(visitor.traits, visitor.trait_times)
             groups = sorted({*visitor.groups} - left.groups)
@@ -482,9 +479,9 @@ async def export_person(
     async for letter in letters_of(store, person):
         if letter.reason != CONFLICT or not is_left_out(letter.origin, letter.item):
             yield _line("dead-letters", letter)
-    async for record, _ in audit_of(known, person, suppressed):
+    async for record, _ in audit_of(store, person, suppressed):
         yield _with("audit", record.body)
-    for record in await noted_requests(known, workspace.id, person.users):
+    for record in await noted_requests(store, workspace.id, person.users):
         yield _with("erasure-requests", record.body)
     async for event in events_of(store, person):
         owned = person.owns(event.user_id, event.anonymous_id, event.received_at)

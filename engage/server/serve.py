@@ -66,7 +66,7 @@ def serve(config: Config, registry: Registry) -> int:
         config = dataclasses.replace(config, server=server)
         try:
             storage = registry.make_storage(config)
-            if problem := obstacle(storage, config):
+            if problem := obstacle(config):
                 chosen = config.erasures.key is None
                 _log.log(logging.INFO if chosen else logging.WARNING, "%s", problem)
             if sys.platform == "win32":

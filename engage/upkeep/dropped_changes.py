@@ -35,8 +35,7 @@ async def report_dropped_changes(
 ) -> None:
     """Count dropped changes as ``profile_change``, and log them at most once a minute.
 
-    The first ones are logged at once. Runs until it is cancelled; ends at once if the store keeps
-    no profiles.
+    The first ones are logged at once. Runs until it is cancelled.
 
     :param every: seconds between two looks at the store.
     :param clock: returns seconds.

@@ -70,7 +70,7 @@ class SystemHandler(ConsoleHandler):
             budget_names=BUDGETS,
             warnings=[
                 *_warnings(console.config),
-                *filter(None, [obstacle(store, console.config)]),
+                *filter(None, [obstacle(console.config)]),
                 *console.app.keys.problems,
                 *warnings,
             ],

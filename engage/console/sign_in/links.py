@@ -114,18 +114,18 @@ def _is_below(path: str) -> bool:
 class Links:
     """The links of a console.
 
-    :param records: the storage, if it keeps records. Otherwise the links are in memory.
+    :param store: has the links. One that cannot be stored works on this console.
     :param clock: the time in seconds since 1970.
     """
 
     def __init__(
         self,
-        records: Storage | None,
+        store: Storage,
         reader: Reader,
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._records = records
+        self._store = store
         self._reader = reader
         self._clock = clock
         #: The hash of a token that is only here → until when it works, in milliseconds …
@@ -138,22 +138,18 @@ class Links:
     async def add(self, token_hash: str) -> None:
         """Make a link work, even if the storage does not answer now."""
         now = round(self._clock() * 1000)
-        if self._records is not None:
-            record = link_record(token_hash, now)
-            try:
-                await self._reader.read(self._records.put_record(record, expected_version=0))
-            except StorageUnavailable:
-                pass
-            else:
-                return
-        self._in_memory[token_hash] = now + SECONDS * 1000
+        record = link_record(token_hash, now)
+        try:
+            await self._reader.read(self._store.put_record(record, expected_version=0))
+        except StorageUnavailable:
+            self._in_memory[token_hash] = now + SECONDS * 1000
 
     async def exists(self, token: str) -> bool:
         """Return whether a link is known to work; false if the storage does not answer soon."""
         if not _TOKEN.fullmatch(token):
             return False
         token_hash = hash_of(token)
-        if not self._works(token_hash) and self._records is not None:
+        if not self._works(token_hash):
             with contextlib.suppress(StorageUnavailable):
                 await self._look.since(time.monotonic(), seconds=PATIENCE)
         return self._works(token_hash)
@@ -171,17 +167,14 @@ class Links:
         until = self._in_memory.pop(token_hash, None)
         if until is not None:
             return now < until
-        if self._records is None:
-            return False
-        records = self._records
-        record = await self._reader.read(records.get_record(KIND, "", token_hash), waits=False)
+        record = await self._reader.read(self._store.get_record(KIND, "", token_hash), waits=False)
         if record is None:
             return False
         body = orjson.loads(record.body)
         if body["used"] is not None or now >= body["until"]:
             return False
         used = dataclasses.replace(record, body=orjson.dumps({**body, "used": now}), at=now)
-        written = records.put_record(used, expected_version=record.version)
+        written = self._store.put_record(used, expected_version=record.version)
         # ``None``: another request was first.
         won = await self._reader.read(written, waits=False) is not None
         self._stored.pop(token_hash, None)
@@ -192,12 +185,10 @@ class Links:
         return self._clock() * 1000 < until
 
     async def _read(self) -> None:
-        records = self._records
-        assert records is not None
-        version = await records.records_version(KIND)
+        version = await self._store.records_version(KIND)
         if version == self._version:
             return
-        pages = functools.partial(records.list_records, KIND, "")
+        pages = functools.partial(self._store.list_records, KIND, "")
         found = {one.id: orjson.loads(one.body) async for one in all_pages(pages, attempts=1)}
         self._stored = {name: body["until"] for name, body in found.items() if not body["used"]}
         self._version = version

@@ -71,24 +71,24 @@ def new_secret(now: int) -> Record:
 class Sessions:
     """Issues and checks the cookies.
 
-    :param records: the storage, if it keeps records.
+    :param store: has the secret, and the sessions that were ended.
     :param password: ``console.password``: another one ends all sessions.
     :param clock: the time in seconds since 1970.
     """
 
     def __init__(
         self,
-        records: Storage | None,
+        store: Storage,
         reader: Reader,
         *,
         password: str | None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._records = records
+        self._store = store
         self._reader = reader
         self._password = password or ""
         self._clock = clock
-        self._secret = secrets.token_hex(32) if records is None else None
+        self._secret: str | None = None
         self._ended: set[str] = set()
         self._versions: tuple[int, int] | None = None
         self._reading = SharedRead(reader, self._read)
@@ -153,8 +153,7 @@ class Sessions:
 
         :raises StorageUnavailable: if the storage does not answer.
         """
-        if self._records is not None:
-            await self._reading.since(time.monotonic() - REFRESH_SECONDS, seconds=within)
+        await self._reading.since(time.monotonic() - REFRESH_SECONDS, seconds=within)
 
     def renewed(self, name: str, session: Session) -> str | None:
         """Return a new value for the cookie of a session, or ``None`` if that is not necessary."""
@@ -169,11 +168,9 @@ class Sessions:
         :raises StorageUnavailable: if that cannot be recorded; it has ended on this console.
         """
         self._ended.add(session.id)
-        if self._records is None:
-            return
         now = round(self._clock() * 1000)
         record = Record(kind=ENDED_KIND, workspace_id="", id=session.id, body=b"{}", at=now)
-        await self._reader.read(self._records.put_record(record))
+        await self._reader.read(self._store.put_record(record))
 
     def _signed(self, name: str, session: Session) -> str:
         value = " ".join((*map(str, session), self._fingerprint()))
@@ -190,21 +187,20 @@ class Sessions:
         return self._secret
 
     async def _read(self) -> None:
-        records = self._records
-        assert records is not None
+        store = self._store
         secret, ended = await asyncio.gather(
-            records.records_version(SECRET_KIND), records.records_version(ENDED_KIND)
+            store.records_version(SECRET_KIND), store.records_version(ENDED_KIND)
         )
         versions = secret, ended
         if versions == self._versions:
             return
-        found = await records.get_record(SECRET_KIND, "", SECRET_ID)
+        found = await store.get_record(SECRET_KIND, "", SECRET_ID)
         if found is None:
             # Of several consoles that start together, one writes it.
             created = new_secret(round(self._clock() * 1000))
-            await records.put_record(created, expected_version=0)
-            found = await records.get_record(SECRET_KIND, "", SECRET_ID)
-        pages = functools.partial(records.list_records, ENDED_KIND, "")
+            await store.put_record(created, expected_version=0)
+            found = await store.get_record(SECRET_KIND, "", SECRET_ID)
+        pages = functools.partial(store.list_records, ENDED_KIND, "")
         self._ended |= {record.id async for record in all_pages(pages, attempts=1)}
         if found is not None:
             self._secret = orjson.loads(found.body)["secret"]
