@@ -9,8 +9,10 @@ import time whether several processes share their numbers (environment variable
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from engage.monitoring.metrics import Histogram
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
     from engage.monitoring.metrics import Metrics
 
-__all__ = ["SharedNumbers", "registry_of"]
+__all__ = ["SharedNumbers", "registry_of", "shared_registry"]
 
 #: Seconds that the shared files of a process are behind.
 FLUSH_SECONDS: Final = 0.1
@@ -36,6 +38,38 @@ def registry_of(metrics: Metrics) -> CollectorRegistry:
     registry = CollectorRegistry()
     registry.register(_Collector(metrics))
     return registry
+
+
+def shared_registry(folder: str) -> CollectorRegistry:
+    """Return a registry that reads the sum of the files in the folder that processes share."""
+    from prometheus_client import CollectorRegistry
+
+    registry = CollectorRegistry()
+    registry.register(_SharedCollector(folder))
+    return registry
+
+
+class _SharedCollector:
+    """Reads the files of :class:`SharedNumbers`, for a registry."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the sum of all files.
+
+        A file without any byte is left out, which prometheus_client could not read: it is that of
+        a process that starts, or that was killed there.
+        """
+        from prometheus_client.multiprocess import MultiProcessCollector
+
+        files = []
+        for path in Path(self._folder).glob("*.db"):
+            with contextlib.suppress(FileNotFoundError):  # That of a process that ended.
+                if path.stat().st_size:
+                    files.append(str(path))
+        merged: Iterable[Metric] = MultiProcessCollector.merge(files)  # type: ignore[no-untyped-call]
+        return merged
 
 
 class _Collector:

@@ -15,6 +15,7 @@ from tornado.httpserver import HTTPServer
 from tornado.web import Application, RequestHandler
 
 from engage.http1.sockets import listen, url_of
+from engage.monitoring.prometheus import shared_registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,12 +74,7 @@ def serve_shared_metrics(config: Config) -> Callable[[], None]:
     :return: a function that stops it.
     :raises EngageError: if the address cannot be used.
     """
-    from prometheus_client import CollectorRegistry
-    from prometheus_client.multiprocess import MultiProcessCollector
-
-    registry = CollectorRegistry()
-    MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-    return serve_metrics(config, registry)
+    return serve_metrics(config, shared_registry(os.environ[SHARED_FOLDER_VARIABLE]))
 
 
 def forget_process(pid: int) -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client import Histogram as PlainHistogram
+from prometheus_client.mmap_dict import MmapedDict, mmap_key
 
 import engage
 from engage.monitoring.metrics import DROPPED, WRITE_BUCKETS, Metrics
-from engage.monitoring.prometheus import registry_of
+from engage.monitoring.prometheus import registry_of, shared_registry
 from engage.monitoring.refusals import Refusal
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -173,3 +174,14 @@ def test_dropped_data_has_a_name_that_begins_at_0() -> None:
     )
     names = {name for pair in called for name in pair if name}
     assert names == set(DROPPED)
+
+
+def test_the_file_of_a_process_that_has_written_nothing_is_left_out(tmp_path: Path) -> None:
+    """A new worker makes the file empty, and one that is killed there leaves it so."""
+    key = mmap_key("engage_events", "engage_events_total", [], [], "Events.")
+    file = MmapedDict(str(tmp_path / "counter_1.db"))  # type: ignore[no-untyped-call]
+    file.write_value(key, 2.0, 0.0)  # type: ignore[no-untyped-call]
+    file.close()  # type: ignore[no-untyped-call]
+    (tmp_path / "counter_2.db").touch()
+    text = generate_latest(shared_registry(str(tmp_path))).decode()
+    assert "engage_events_total 2.0" in text

@@ -13,8 +13,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from engage.monitoring.prometheus import shared_registry
 from engage.server.child import Setup
 from engage.server.load.endpoints import log_section, serve_endpoints
+from engage.server.metrics_endpoint import SHARED_FOLDER_VARIABLE
 from engage.server.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -45,11 +47,7 @@ class LoadSupervisor(Supervisor):
     def _open_services(self, stack: contextlib.ExitStack) -> None:
         if self._settings.load_port is None:
             return
-        from prometheus_client import CollectorRegistry
-        from prometheus_client.multiprocess import MultiProcessCollector
-
-        registry = CollectorRegistry()
-        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        registry = shared_registry(os.environ[SHARED_FOLDER_VARIABLE])
         stack.callback(serve_endpoints(self._settings, registry, self._states))
 
     def _states(self) -> Sequence[Mapping[str, Any]]:
