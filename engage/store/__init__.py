@@ -17,12 +17,14 @@ in *steps* over *tables*, and a storage executes these: see ``tables.py``.
 ``changes.py``        what events change in users, visitors and groups, and their limits
 ``profiles.py``       users, visitors and groups as they are stored, and who belongs to whom
 ``people.py``         users with their visitors, merged when they are read; erasing
+``remembered.py``     what a process that writes remembers between its plans
 ``keys.py``           which strings can be stored, and keys that stand for several of them
 ``identifiers.py``    users and visitors, found by their identifiers
 ``facade.py``         the base class of a storage
 ``memory.py``         an executor in memory
 ====================  ==============================================================
 
-MongoDB executes the plans of records, suppressions and dead letters, and those that read choices
-and people. It still has rules of its own for everything else.
+MongoDB executes the plans of records, suppressions and dead letters, those that read choices and
+people, and the one that applies the changes of events. It has its own way to store events, choices
+and counters, and to delete people: each is one document, or several without a transaction.
 """

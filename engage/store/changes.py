@@ -503,8 +503,7 @@ def _make_room(workspace: str, wanted: int, kept: Collection[str]) -> Steps[int]
             ]
         )
         old = sorted(free, key=attrgetter("changed_at"))[: wanted - gone]
-        yield from delete_profiles([one.person for one in old])
-        gone += len(old)
+        gone += yield from delete_profiles([one.person for one in old])
         if gone == wanted:
             break
         places[place] = page.place if page.more else None

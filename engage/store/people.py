@@ -344,8 +344,7 @@ def delete_visitors(visitors: Sequence[Person], before: int) -> Steps[int]:
     """
     stored = yield Get(PROFILES, visitors)
     old = yield from may_expire([*_changed_before(before, stored.values())])
-    yield from delete_profiles([one.person for one in old])
-    return len(old)
+    return (yield from delete_profiles([one.person for one in old]))
 
 
 @plan(repeatable=False, frees=True, overwrites=True)

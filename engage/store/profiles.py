@@ -271,16 +271,20 @@ def may_expire(visitors: Sequence[Profile]) -> Steps[list[Profile]]:
     return [one for one in alone if not chosen[one.person]]
 
 
-def delete_profiles(people: Sequence[Person]) -> Steps[None]:
-    """Delete profiles with what is stored of them, except links."""
+def delete_profiles(people: Sequence[Person]) -> Steps[int]:
+    """Delete profiles with what is stored of them, except links, and return how many.
+
+    An executor without transactions may leave those that another caller has changed.
+    """
     if not people:
-        return
+        return 0
     for table in (TRAITS, MEMBERSHIPS, IDENTIFIERS, CLAIMS):
         found = yield Under(table, people)
         if keys := [row[: table.key] for rows in found.values() for row in rows]:
             yield Delete(table, keys)
-    yield Delete(PROFILES, people)
+    deleted: int = yield Delete(PROFILES, people)
     gone = Counter(workspace for workspace, kind, _ in people if kind == VISITOR)
     totals = yield Get(VISITOR_TOTALS, [(workspace,) for workspace in gone])
     if rows := [(space, count - gone[space]) for space, count in totals.values()]:
         yield Put(VISITOR_TOTALS, rows)
+    return deleted

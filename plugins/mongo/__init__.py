@@ -6,10 +6,11 @@
 ``writer.py``         storing events with their changes, and completing writes that a crash cut off
 ``events.py``         the collection of events
 ``arrivals.py``       the journal of arrivals: an order of events that is final
-``profiles.py``       applying the changes of events to profiles, and deleting old visitors
+``changes.py``        the plan that applies the changes of events: its steps as queries and updates
+``known.py``          what a process remembers between writes
+``visitors.py``       deleting visitors that belong to nobody
 ``people.py``         plans that read profiles: their steps as queries
 ``identifiers.py``    the values by which users and visitors are found, and since when each has one
-``changes.py``        the profile changes of one write, folded, as update statements
 ``subscriptions.py``  subscription choices and their history, and the upgrade of version 1
 ``steps.py``          plans: their steps as queries and updates
 ``tables.py``         how the rows of plans are documents, or sums over documents

@@ -1,380 +1,471 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The profile changes of one write, folded in memory, and the statements that apply them.
+"""The steps of the plan that applies the changes of events, without transactions.
+
+What the plan needs of the people of a write is read at once (:meth:`Changes.prefetch`), and what it
+puts is sent at its end, with one update command for each collection. Each statement has the same
+result in any order and from any number of processes, and may be sent twice:
 
 A register is the document ``{t: timestamp, m: message id, o: origin, v: value}``, changed only by
 ``$max``. MongoDB compares documents field by field, so the greatest (timestamp, message id, origin)
-wins, in any order and from any number of processes. Besides ``v`` a register may have ``j`` (the
-value as JSON, where BSON may not keep it), ``i`` (the form in which users are looked up by it) and
-``x`` (true if the trait is removed); all follow from the event, as ``v`` does.
+wins. Besides ``v`` a register may have ``j`` (the value as JSON, where BSON may not keep it), ``i``
+(the form in which users are looked up by it) and ``x`` (true if the trait is removed); all follow
+from the event, as ``v`` does.
 
 A link has the version of its first event, ``first``: ``{t: time of receipt, m, o}``, changed only
 by ``$min``. One that was stored before there were versions has none, and is older than all others.
 The decision of an operator is a register beside it; without a link, ``first`` is :data:`NEVER`.
 
-What an event changes of a visitor has ``changedAt``, the greatest time of receipt.
+What was read and is not changed is written as it is, because no majority may have it yet, and a
+failover would undo it.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import asyncio
+import collections
+import logging
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Final
 
+import orjson
 from bson.datetime_ms import DatetimeMS
 
 from engage.api import (
     MAX_CLAIMS,
-    REMOVED,
-    Change,
+    MAX_TIME,
+    TRUSTED,
     Event,
-    Kind,
     Link,
     LinkDecision,
     Membership,
-    ProfileLimits,
-    RemovedTraits,
     Seen,
-    Traits,
-    Version,
+    StorageContext,
     identifier_value,
 )
-
-from .documents import (
-    NEVER,
-    OLDEST,
-    encode_value,
-    escape_key,
-    pair_id,
-    scoped_id,
-    version_of,
+from engage.store.changes import EncodedChange, Traits
+from engage.store.profiles import (
+    CLAIMS,
+    IDENTIFIERS,
+    KIND_OF,
+    KINDS,
+    LINKS,
+    MEMBERSHIPS,
+    PROFILES,
+    REMOVED,
+    TRAITS,
+    USER,
+    VISITOR,
+    VISITOR_TOTALS,
+    LinkRow,
+    Person,
+    Profile,
 )
-from .identifiers import Claim, StoredClaims, claim_id
-from .schema import LINKS, MEMBERSHIPS, PLACES, VISITOR_MEMBERSHIPS
+from engage.store.tables import Delete, Get, Key, Page, Pages, Put, Recall, Remember, Row, Under
+
+from . import schema
+from .connection import Connection
+from .documents import NEVER, any_of, encode_value, escape_key, pair_id, scoped_id
+from .identifiers import Claim
+from .known import Known
+from .paging import beyond
+from .people import PLACES, TIMES, Document, PeopleSteps, link_row, membership
+from .visitors import delete_visitors
+
+_log = logging.getLogger("engage.storage.mongo")
+
+#: When a value was claimed that has a claim which was not read.
+_SOME_TIME: Final = MAX_TIME
+#: What an update does that only waits until what was read is durable.
+_NOTHING: Final = {"$setOnInsert": {"_none": 0}}
 
 
-@dataclasses.dataclass(slots=True)
-class Subject:
-    """The changes of one write to one user, visitor or group."""
+class Changes(PeopleSteps):
+    """Executes the steps of :func:`engage.store.changes.apply` once.
 
-    workspace: str
-    name: str
-    first: int
-    last: int
-    received: int
-    traits: dict[str, tuple[Version, Any]] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Pair:
-    """A link of a user, the decision about one, or a membership of a user or visitor."""
-
-    workspace: str
-    #: The ``_id`` of the user or visitor.
-    owner: str
-    other: str
-    version: Version
-    value: bool = True
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class StoredState:
-    """The stored state of a write's users, visitors and groups that the limits need."""
-
-    #: ``_id`` → trait → version and size.
-    traits: Mapping[Kind, Mapping[str, Mapping[str, tuple[Version, int]]]]
-    #: Collection → ``_id`` of the owner → the ``_id`` of each link or membership that is stored,
-    #: with the version of a link.
-    pairs: Mapping[str, Mapping[str, Mapping[str, Version]]]
-    claims: Mapping[Kind, StoredClaims]
-
-
-class FoldedChanges:
-    """The changes of one write: one entry per user, visitor, group, link and membership."""
-
-    def __init__(
-        self,
-        changes: Iterable[tuple[Event, Sequence[Change]]],
-        known_links: Mapping[str, Version],
-        known_claims: Mapping[str, int],
-        identifiers: Mapping[str, frozenset[str]],
-    ) -> None:
-        """
-        :param changes: events with their changes, in order of arrival.
-        :param known_links: the ``_id`` of links that are known to be durable, with their versions;
-            they are left out, unless they become earlier.
-        :param known_claims: the same of the claims of users: ``_id`` → time.
-        :param identifiers: workspace id → the traits by which its users are looked up.
-        """
-        self._identifiers = identifiers
-        self._known_links = known_links
-        # Another process may delete a visitor with its claims.
-        self._known_claims = {kind: known_claims if kind is Kind.USER else {} for kind in Kind}
-        #: ``_id`` → claim, and its least time of receipt, in order of arrival.
-        self._claims: dict[Kind, dict[str, tuple[Claim, int]]] = {kind: {} for kind in Kind}
-        #: What :meth:`statements` stores: ``_id`` of a user's claim → time, except late ones, and
-        #: ``_id`` of a link → version.
-        self.kept_claims: dict[str, int] = {}
-        self.kept_links: dict[str, Version] = {}
-        self.subjects: dict[Kind, dict[str, Subject]] = {kind: {} for kind in Kind}
-        self.pairs: dict[str, dict[str, Pair]] = {
-            collection: {} for collection in (LINKS, MEMBERSHIPS, VISITOR_MEMBERSHIPS)
-        }
-        self._decisions: dict[str, Pair] = {}
-        #: How many changes :meth:`statements` dropped because of a limit.
-        self.dropped = 0
-        for event, event_changes in changes:
-            for change in event_changes:
-                self._add(event, change)
-
-    def __bool__(self) -> bool:
-        return any((*self.subjects.values(), *self.pairs.values(), self._decisions))
-
-    def _add(self, event: Event, change: Change) -> None:
-        workspace = event.workspace_id
-        version = (event.timestamp, event.message_id, event.origin)
-        match change:
-            case Seen(kind, name):
-                self._subject(event, kind, name)
-            case Traits(kind, name, traits):
-                _keep_greatest(self._subject(event, kind, name), traits, version)
-                if PLACES[kind].claims:
-                    self._claim(event, change)
-            case RemovedTraits(kind, name, names):
-                removed = dict.fromkeys(names, REMOVED)
-                _keep_greatest(self._subject(event, kind, name), removed, version)
-            case Membership(kind, name, group, assigned):
-                pair = Pair(workspace, scoped_id(workspace, name), group, version, assigned)
-                known_pairs = self.pairs[PLACES[kind].memberships]
-                key = pair_id(workspace, name, group)
-                if key not in known_pairs or known_pairs[key].version < version:
-                    known_pairs[key] = pair
-            case Link(user, anonymous):
-                key = pair_id(workspace, user, anonymous)
-                first = (event.received_at, event.message_id, event.origin)
-                known = self._known_links.get(key)
-                if known is None or first < known:
-                    pair = Pair(workspace, scoped_id(workspace, user), anonymous, first)
-                    if key not in self.pairs[LINKS] or first < self.pairs[LINKS][key].version:
-                        self.pairs[LINKS][key] = pair
-            case LinkDecision(user, anonymous, counts):
-                key = pair_id(workspace, user, anonymous)
-                pair = Pair(workspace, scoped_id(workspace, user), anonymous, version, counts)
-                if key not in self._decisions or self._decisions[key].version < version:
-                    self._decisions[key] = pair
-
-    def _claim(self, event: Event, change: Traits) -> None:
-        kind, workspace, name, at = change.kind, event.workspace_id, change.id, event.received_at
-        for trait in self._identifiers.get(workspace, ()):
-            value = identifier_value(trait, change.traits.get(trait))
-            if value is None:
-                continue
-            key = claim_id(workspace, name, trait, value)
-            if self._known_claims[kind].get(key, at + 1) > at:
-                claims = self._claims[kind]
-                claim, least = claims.get(key) or (Claim(kind, workspace, name, trait, value), at)
-                claims[key] = (claim, min(at, least))
-
-    def _subject(self, event: Event, kind: Kind, name: str) -> Subject:
-        at, received = event.timestamp, event.received_at
-        key = scoped_id(event.workspace_id, name)
-        subject = self.subjects[kind].get(key)
-        if subject is None:
-            subject = Subject(event.workspace_id, name, at, at, received)
-            self.subjects[kind][key] = subject
-        else:
-            subject.first, subject.last = min(subject.first, at), max(subject.last, at)
-            subject.received = max(subject.received, received)
-        return subject
-
-    # ----------------------------------------------------------------------- what must be read
-    def wanted_traits(self, kind: Kind) -> list[str]:
-        """Return the ids of the profiles that must be read first: for the limits, also that of the
-        number of visitors."""
-        subjects = self.subjects[kind].items()
-        return sorted(key for key, one in subjects if one.traits or kind is Kind.VISITOR)
-
-    def wanted_pairs(self, collection: str) -> list[str]:
-        """Return the ids of the owners whose links or memberships must be read first."""
-        return sorted({pair.owner for pair in self.pairs[collection].values()})
-
-    def wanted_claims(self, kind: Kind, stored: StoredClaims) -> list[str]:
-        """Return the ids of the claims that must be read when the profiles are read: those of
-        values that may be new to them."""
-        claims = self._claims[kind].items()
-        return [key for key, (claim, _) in claims if stored.is_doubtful(claim)]
-
-    # ----------------------------------------------------------------------------- statements
-    def statements(
-        self, state: StoredState, limits: ProfileLimits
-    ) -> dict[str, list[dict[str, Any]]]:
-        """Return the update statements of each collection. Changes beyond a limit are left out, and
-        counted in :attr:`dropped`.
-        """
-        found: dict[str, list[dict[str, Any]]] = {}
-        for kind, place in PLACES.items():
-            for key, subject in self.subjects[kind].items():
-                registers = self._registers(kind, subject, state.traits[kind].get(key, {}), limits)
-                greatest = {"updatedAt": DatetimeMS(subject.last), **self._changed(kind, key)}
-                found.setdefault(place.subjects, []).append(
-                    {
-                        "q": {"_id": key},
-                        "u": {
-                            "$max": greatest | registers,
-                            "$min": {"createdAt": DatetimeMS(subject.first)},
-                            "$setOnInsert": {
-                                "workspaceId": subject.workspace,
-                                place.name: subject.name,
-                            },
-                        },
-                        "upsert": True,
-                    }
-                )
-            if self._claims[kind]:
-                found[place.claims] = self._claim_statements(kind, state, found[place.subjects])
-            if not place.memberships:
-                continue
-            *_, limit = limits.of(kind)
-            for key, pair in self._allowed(place.memberships, state, limit).items():
-                register = _register(pair.version, {"v": pair.value})
-                greatest = {"assigned": register, **self._changed(kind, pair.owner)}
-                found.setdefault(place.memberships, []).append(
-                    _pair_statement(kind, key, pair, "groupId", {"$max": greatest})
-                )
-        found |= self._link_statements(state, limits.links)
-        return found
-
-    def leave_out_visitors(self, keys: Iterable[str]) -> None:
-        """Leave out the visitors for which there is no room, by their ``_id``."""
-        subjects = self.subjects[Kind.VISITOR]
-        for key in keys:
-            del subjects[key]
-            self.dropped += 1
-        pairs, claims = self.pairs[VISITOR_MEMBERSHIPS].items(), self._claims[Kind.VISITOR].items()
-        self.pairs[VISITOR_MEMBERSHIPS] = {key: one for key, one in pairs if one.owner in subjects}
-        self._claims[Kind.VISITOR] = {key: one for key, one in claims if one[0].owner in subjects}
-
-    def _changed(self, kind: Kind, owner: str) -> dict[str, Any]:
-        """Return when a visitor was changed, as a field."""
-        if kind is not Kind.VISITOR:
-            return {}
-        return {"changedAt": DatetimeMS(self.subjects[kind][owner].received)}
-
-    def _link_statements(self, state: StoredState, limit: int) -> dict[str, list[dict[str, Any]]]:
-        found: list[dict[str, Any]] = []
-        for key, pair in self._allowed(LINKS, state, limit).items():
-            # A link that was read is written again: it may not be durable yet.
-            stored = state.pairs[LINKS].get(pair.owner, {}).get(key, pair.version)
-            first = {} if stored == OLDEST else {"$min": {"first": _register(pair.version, {})}}
-            found.append(_pair_statement(Kind.USER, key, pair, "anonymousId", first))
-            self.kept_links[key] = min(stored, pair.version)
-        for key, pair in self._decisions.items():
-            decision = {"$max": {"decision": _register(pair.version, {"v": pair.value})}}
-            statement = _pair_statement(Kind.USER, key, pair, "anonymousId", decision)
-            statement["u"]["$setOnInsert"]["first"] = _register(NEVER, {})
-            found.append(statement)
-        return {LINKS: found} if found else {}
-
-    def _claim_statements(
-        self, kind: Kind, state: StoredState, subjects: Iterable[Mapping[str, Any]]
-    ) -> list[dict[str, Any]]:
-        """Return the statements of the claims, and add their numbers to those of their owners."""
-        found: list[dict[str, Any]] = []
-        greatest = {statement["q"]["_id"]: statement["u"]["$max"] for statement in subjects}
-        counts: dict[tuple[str, str], int] = {}
-        stored = state.claims[kind]
-        for key, (claim, at) in self._claims[kind].items():
-            changed = self._changed(kind, claim.owner)
-            if not stored.has(claim):
-                owner = greatest[claim.owner]
-                count = counts.get((claim.owner, claim.trait), stored.count(claim))
-                if count >= MAX_CLAIMS:
-                    before = state.traits[kind].get(claim.owner, {}).get(claim.trait)
-                    register = owner.get(f"traits.{claim.name}")
-                    if register is None or (before and before[0] > version_of(register)):
-                        current = stored.form(claim)
-                    else:
-                        current = register.get("i")
-                    if current == claim.form:
-                        found += claim.late_statements(at, changed)
-                    continue
-                counts[claim.owner, claim.trait] = count + 1
-                owner[f"claims.{claim.name}"] = count + 1
-            if kind is Kind.USER:
-                self.kept_claims[key] = at
-            found.append(claim.statement({"$min": {"at": DatetimeMS(at)}}, changed))
-        return found
-
-    def _registers(
-        self,
-        kind: Kind,
-        subject: Subject,
-        stored: Mapping[str, tuple[Version, int]],
-        limits: ProfileLimits,
-    ) -> dict[str, Any]:
-        declared = self._identifiers.get(subject.workspace, ()) if PLACES[kind].claims else ()
-        max_traits, max_bytes, _ = limits.of(kind)
-        sizes = {trait: size for trait, (_, size) in stored.items()}
-        count, total = sum(map(bool, sizes.values())), sum(sizes.values())
-        registers: dict[str, Any] = {}
-        for trait, (version, value) in subject.traits.items():
-            before = stored.get(trait)
-            # A statement is sent even if a later value was read, which may not be durable: if that
-            # value stays, $max leaves it.
-            if before is None or before[0] <= version:
-                size = 0 if value is REMOVED else limits.size(trait, value, declared)
-                was = sizes.get(trait, 0)
-                added = bool(size) - bool(was)
-                if (added > 0 and count >= max_traits) or (
-                    size > was and total - was + size > max_bytes
-                ):
-                    self.dropped += 1
-                    continue
-                count += added
-                total += size - was
-            if value is REMOVED:
-                register = _register(version, {"v": None, "x": True})
-            else:
-                register = _register(version, encode_value(value))
-                looked_up = identifier_value(trait, value) if trait in declared else None
-                if looked_up is not None:
-                    register["i"] = scoped_id(subject.workspace, looked_up)
-            registers[f"traits.{escape_key(trait)}"] = register
-        return registers
-
-    def _allowed(self, collection: str, state: StoredState, limit: int) -> dict[str, Pair]:
-        """Return the links or memberships that the limit allows."""
-        stored = state.pairs[collection]
-        counts = {owner: len(ids) for owner, ids in stored.items()}
-        allowed = {}
-        for key, pair in self.pairs[collection].items():
-            if key not in stored.get(pair.owner, ()):
-                if counts.get(pair.owner, 0) >= limit:
-                    self.dropped += 1
-                    continue
-                counts[pair.owner] = counts.get(pair.owner, 0) + 1
-            allowed[key] = pair
-        return allowed
-
-
-def _keep_greatest(subject: Subject, traits: Mapping[str, Any], version: Version) -> None:
-    for trait, value in traits.items():
-        known = subject.traits.get(trait)
-        # An event that sets and removes a trait removes it.
-        if known is None or known[0] <= version:
-            subject.traits[trait] = (version, value)
-
-
-def _pair_statement(
-    kind: Kind, key: str, pair: Pair, name: str, update: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the statement for a link or a membership. Its query names the owner, although the
-    ``_id`` contains it: that is the shard key in docs/scaling.md, and MongoDB before 7.1 cannot
-    insert without it.
+    :param known: what this process remembers.
     """
-    fields = {"workspaceId": pair.workspace, name: pair.other}
-    query = {"_id": key, kind.value: pair.owner}
-    return {"q": query, "u": {**update, "$setOnInsert": fields}, "upsert": True}
+
+    def __init__(self, connection: Connection, context: StorageContext, known: Known) -> None:
+        super().__init__(connection, context)
+        self._known = known
+        # Little is kept of each.
+        self._most_kept = sys.maxsize
+        #: None: there is none.
+        self._profiles: dict[Key, Row | None] = {}
+        #: The traits that are kept of those who are read: those that the write sets.
+        self._names: dict[Person, set[str]] = collections.defaultdict(set)
+        #: How many claims of a trait a profile has, by its key.
+        self._counts: dict[Person, Mapping[str, int]] = {}
+        #: When visitors were changed last.
+        self._changed_at: dict[Key, int] = {}
+        #: The traits that have a value by which their owner is found.
+        self._formed: set[Key] = set()
+        #: The values of the claims that were read.
+        self._claimed: dict[Key, set[str]] = {}
+        #: Links and memberships that were read.
+        self._pairs: dict[Key, Row] = {}
+        #: What was read, as the collection and the query for the document.
+        self._read_from: dict[tuple[str, str], Document] = {}
+        #: Table → key → row.
+        self._put = collections.defaultdict[str, dict[Key, Row]](dict)
+        self._remembered: list[Remember] = []
+        #: Collection → ``_id`` → statement.
+        self._statements = collections.defaultdict[str, dict[str, dict[str, Any]]](dict)
+
+    # ------------------------------------------------------------------------------- reading
+    async def prefetch(self, changes: Iterable[tuple[Event, Sequence[EncodedChange]]]) -> None:
+        """Read the people of changes. To be called within :meth:`Connection.calling`."""
+        seen: dict[int, dict[str, Person]] = collections.defaultdict(dict)
+        linked, members = dict[str, Person](), dict[int, dict[str, Person]]()
+        for event, some in changes:
+            space = event.workspace_id
+            for change in some:
+                match change:
+                    case Seen(kind, name):
+                        seen[KINDS[kind]][scoped_id(space, name)] = (space, KINDS[kind], name)
+                    case Traits(kind, name, traits):
+                        self._names[space, KINDS[kind], name].update(traits)
+                    case Membership(kind, name):
+                        person = (space, KINDS[kind], name)
+                        members.setdefault(person[1], {})[scoped_id(space, name)] = person
+                    case Link(user) | LinkDecision(user):
+                        linked[scoped_id(space, user)] = (space, USER, user)
+        await asyncio.gather(
+            *(self._read_profiles(kind, people) for kind, people in seen.items()),
+            *(self._read_memberships(kind, people) for kind, people in members.items()),
+            self._read_links(linked),
+        )
+        links = collections.Counter(row[:3] for row in self._pairs.values() if _is_link(row))
+        groups = collections.Counter(row[:3] for row in self._pairs.values() if len(row) == 8)
+        at = PROFILES.columns.index("links")
+        for person in {*linked.values(), *(one for some in seen.values() for one in some.values())}:
+            row = self._profiles.setdefault(person, None)
+            if row is None and person in links:
+                row = Profile(*person).row  # Somebody of whom there are only links.
+            if row is not None:
+                counts = (links[person], groups[person])
+                self._profiles[person] = (*row[:at], *counts, *row[at + 2 :])
+
+    async def _read_profiles(self, kind: int, people: Mapping[str, Person]) -> None:
+        collection, step = PLACES[kind].subjects, Get(PROFILES, ())
+        for chunk in self._connection.chunks(people):
+            # One by one: documents may be large, and little is kept of each.
+            async for one in self._connection.db[collection].find({"_id": any_of(chunk)}):
+                person = people[one["_id"]]
+                self._profiles[person] = self._profile(step, person, one)
+                self._read_from[collection, one["_id"]] = {"_id": one["_id"]}
+
+    async def _read_memberships(self, kind: int, people: Mapping[str, Person]) -> None:
+        collection, owner = PLACES[kind].memberships, KIND_OF[kind].value
+        for one in await self._connection.read(collection, people, by=owner):
+            row = membership(people[one[owner]], one)
+            self._pairs[row[: MEMBERSHIPS.key]] = row
+
+    async def _read_links(self, users: Mapping[str, Person]) -> None:
+        for one in await self._connection.read(schema.LINKS, users, by="user"):
+            row = link_row(one)
+            self._pairs[row[: LINKS.key]] = row
+
+    def _profile(self, step: Get | Pages, person: Person, document: Document) -> Row:
+        row = super()._profile(step, person, document)
+        self._counts[person] = document.get("claims", {})
+        self._changed_at[person] = row[PROFILES.columns.index("changed_at")] or 0
+        return row
+
+    def _kept(self, person: Person, rows: list[Row]) -> list[Row]:
+        names = {TRUSTED, *self._context.identifiers.get(person[0], ()), *self._names[person]}
+        return [row for row in rows if row[3] in names]
+
+    async def execute(self, step: Any) -> Any:
+        if isinstance(step, Put):
+            self._put[step.table.name].update((row[: step.table.key], row) for row in step.rows)
+            return None
+        if isinstance(step, Delete):
+            if step.table.name != PROFILES.name or isinstance(step.keys, Pages):
+                return 0  # What belongs to a profile goes with it.
+            changed = {person: self._changed_at[person] for person in step.keys}
+            return await delete_visitors(self._connection, changed)
+        return await super().execute(step)
+
+    async def recall(self, step: Recall | Remember) -> Any:
+        if isinstance(step, Recall):
+            return self._known.of(step.topic)
+        self._remembered.append(step)
+        return None
+
+    async def _get_profiles(self, step: Get) -> dict[Key, Row]:
+        found = {key: self._profiles[key] for key in step.keys if key in self._profiles}
+        width = len(step.table.columns)
+        rows = {key: row[:width] for key, row in found.items() if row is not None}
+        if others := [key for key in step.keys if key not in found]:
+            rows |= await super()._get_profiles(Get(step.table, others))
+        return rows
+
+    async def _page_of_profiles(self, step: Pages) -> Page:
+        """Read visitors of which some give way: the least recently changed first."""
+        equal: Mapping[str, Any] = step.equal
+        workspace = equal["workspace"]
+        names = (TRUSTED, *self._context.identifiers.get(workspace, ()))
+        traits = (f"traits.{escape_key(name)}" for name in names)
+        fields = dict.fromkeys(("workspaceId", "anonymousId", *TIMES, *traits), 1)
+        query = beyond("changedAt", *step.after) if step.after else {}
+        visitors = self._connection.db[schema.VISITORS].find(query, fields)
+        found = await visitors.sort([("changedAt", 1), ("_id", 1)]).limit(step.limit).to_list(None)
+        rows = [
+            self._profile(step, (workspace, VISITOR, one["anonymousId"]), one)
+            for one in found
+            if one["workspaceId"] == workspace
+        ]
+        place = (found[-1]["changedAt"], found[-1]["_id"]) if found else step.after
+        return Page(rows, place, len(found) == step.limit)
+
+    async def _get_pairs(self, step: Get) -> dict[Key, Row]:
+        found = {key: self._pairs[key] for key in step.keys if key in self._pairs}
+        for key in found:
+            collection, query = _pair(step.table.name, key)
+            self._read_from[collection, query["_id"]] = query
+        return found
+
+    async def _get_identifiers(self, step: Get) -> dict[Key, Row]:
+        rows = await self._forms(step.keys)
+        self._formed.update(rows)
+        late = [key for key in rows if self._count(key) >= MAX_CLAIMS]
+        if late:
+            await self._under_claims(Under(CLAIMS, late))
+        known = self._known.of(CLAIMS.name)
+        return {key: (*row, known.get(row, _SOME_TIME)) for key, row in rows.items()}
+
+    async def _under_identifiers(self, step: Under) -> dict[Key, list[Row]]:
+        declared = self._context.identifiers
+        keys = [(*one, trait) for one in step.prefixes for trait in declared.get(one[0], ())]
+        found: dict[Key, list[Row]] = {one: [] for one in step.prefixes}
+        for key, row in (await self._forms(keys)).items():
+            found[key[:-1]].append((*row, _SOME_TIME))
+        return found
+
+    async def _under_claims(self, step: Under) -> dict[Key, list[Row]]:
+        if any(len(one) == PROFILES.key for one in step.prefixes):
+            # They are read so that they are deleted, and go with the profile.
+            return {one: [] for one in step.prefixes}
+        found: dict[Key, list[Row]] = {one: [] for one in step.prefixes}
+        # Somebody who never had the trait has no claim of it.
+        traits = [one for one in found if one in self._formed or self._count(one)]
+        async for key, row, is_late in self._claims(traits):
+            if not is_late:
+                found[key].append(row)
+        self._claimed.update((key, {row[4] for row in rows}) for key, rows in found.items())
+        return found
+
+    async def _get_totals(self, step: Get) -> dict[Key, Row]:
+        most = self._context.profile_limits.visitors
+        return {key: (*key, most) for key in step.keys if key[0] in self._known.full}
+
+    # ------------------------------------------------------------------------------- writing
+    def _count(self, trait: Key) -> int:
+        """Return how many claims somebody has of a trait."""
+        return int(self._counts.get(trait[:3], {}).get(escape_key(trait[3]), 0))
+
+    async def write(self) -> int:
+        """Send what the plan writes. To be called within :meth:`Connection.calling`.
+
+        :return: how many changes were dropped because the server can never apply them.
+        """
+        for row in (*self._put[CLAIMS.name].values(), *self._put[IDENTIFIERS.name].values()):
+            if read := self._profiles.get(row[:3]):  # It counts its claims.
+                self._put[PROFILES.name].setdefault(row[:3], read)
+        for row in self._put[PROFILES.name].values():
+            self._put_profile(Profile(*row))
+        for row in self._put[TRAITS.name].values():
+            self._put_trait(*row)
+        for row in self._put[MEMBERSHIPS.name].values():
+            self._put_membership(*row)
+        for row in self._put[LINKS.name].values():
+            self._put_link(LinkRow(*row))
+        claims = self._put_claims()
+        for (collection, key), query in self._read_from.items():
+            nothing = {"q": query, "u": _NOTHING, "upsert": False}
+            self._statements[collection].setdefault(key, nothing)
+        self._known.growing.update(space for (space,) in self._put[VISITOR_TOTALS.name])
+        results = await asyncio.gather(
+            *(
+                self._connection.update(name, [*part.values()])
+                for name, part in self._statements.items()
+            ),
+            return_exceptions=True,
+        )
+        dropped = 0
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+            if refused := [code for code in result if code]:
+                _log.error(
+                    "%d profile changes can never be applied (code %d)", len(refused), refused[0]
+                )
+                dropped += len(refused)
+        self._known.keep([*self._remembered, Remember(CLAIMS.name, claims)])
+        return dropped
+
+    def _document(self, person: Key) -> dict[str, dict[str, Any]]:
+        """Return the update of the document of a person."""
+        workspace, kind, name = person
+        key, place = scoped_id(workspace, name), PLACES[kind]
+        statement = self._statements[place.subjects].get(key)
+        if statement is None:
+            names = {"workspaceId": workspace, place.name: name}
+            empty = {"$min": {}, "$max": {}, "$setOnInsert": names}
+            statement = {"q": {"_id": key}, "u": empty, "upsert": True}
+            self._statements[place.subjects][key] = statement
+        update: dict[str, dict[str, Any]] = statement["u"]
+        return update
+
+    def _put_profile(self, one: Profile) -> None:
+        if one.created_at is None or one.updated_at is None:
+            return  # Only links or choices made it exist.
+        update = self._document(one.person)
+        update["$min"]["createdAt"] = DatetimeMS(one.created_at)
+        update["$max"]["updatedAt"] = DatetimeMS(one.updated_at)
+        if one.changed_at is not None:
+            self._changed_at[one.person] = one.changed_at
+            update["$max"]["changedAt"] = DatetimeMS(one.changed_at)
+
+    def _changed(self, person: Key) -> dict[str, Any]:
+        """Return when a visitor was changed, as a field: what expires with it has that too."""
+        return {"changedAt": DatetimeMS(self._changed_at[person])} if person[1] == VISITOR else {}
+
+    def _put_trait(
+        self,
+        workspace: str,
+        kind: int,
+        name: str,
+        trait: str,
+        at: int,
+        encoded: bytes,
+        message_id: str,
+        origin: str,
+        _size: int,
+    ) -> None:
+        if encoded == REMOVED:
+            rest: dict[str, Any] = {"v": None, "x": True}
+        else:
+            value = orjson.loads(encoded)
+            rest = encode_value(value)
+            if PLACES[kind].claims and trait in self._context.identifiers.get(workspace, ()):
+                form = identifier_value(trait, value)
+                if form is not None:
+                    rest["i"] = scoped_id(workspace, form)
+        register = _register(at, message_id, origin) | rest
+        self._document((workspace, kind, name))["$max"][f"traits.{escape_key(trait)}"] = register
+
+    def _put_membership(
+        self,
+        workspace: str,
+        kind: int,
+        name: str,
+        group: str,
+        at: int,
+        message_id: str,
+        origin: str,
+        assigned: int,
+    ) -> None:
+        person = (workspace, kind, name)
+        register = _register(at, message_id, origin) | {"v": bool(assigned)}
+        update = {"$max": {"assigned": register, **self._changed(person)}}
+        self._put_pair(MEMBERSHIPS.name, (*person, group), {"groupId": group}, update)
+
+    def _put_link(self, row: LinkRow) -> None:
+        names: dict[str, Any] = {"anonymousId": row.anonymous_id}
+        update: dict[str, Any] = {}
+        if row.first is not None:
+            update["$min"] = {"first": _register(*row.first)}
+        else:
+            names["first"] = _register(*NEVER)
+        version, undone = row.decision
+        if any(version):
+            update["$max"] = {"decision": _register(*version) | {"v": not undone}}
+        self._put_pair(LINKS.name, row[: LINKS.key], names, update)
+
+    def _put_pair(
+        self, table: str, key: Key, names: Mapping[str, Any], update: Mapping[str, Any]
+    ) -> None:
+        """Put a link or a membership."""
+        collection, query = _pair(table, key)
+        update = {**update, "$setOnInsert": {"workspaceId": key[0], **names}}
+        self._statements[collection][query["_id"]] = {"q": query, "u": update, "upsert": True}
+
+    def _put_claims(self) -> dict[Row, int]:
+        """Put the claims of the values that identifiers have and had.
+
+        :return: those of users that a process remembers, and when each value was claimed.
+        """
+        known = {}
+        claims, current = self._put[CLAIMS.name].values(), self._put[IDENTIFIERS.name].values()
+        for row in claims:
+            *_, value, at = row
+            self._claimed.setdefault(row[:4], set()).add(value)
+            if at != _SOME_TIME:  # It has one already.
+                self._put_claim(_claim(row), at)
+        for row in current:
+            *_, value, at = row
+            trait, claim = row[:4], _claim(row)
+            if trait[:3] not in self._counts:
+                self._claimed.setdefault(trait, set())
+            values = self._claimed.get(trait)
+            if values is not None and value not in values and len(values) >= MAX_CLAIMS:
+                for one in claim.late_statements(at, self._changed(trait[:3])):
+                    statements = self._statements[PLACES[row[1]].claims]
+                    statements[f"{claim.late_key}\0{len(statements)}"] = one
+                continue
+            if values is not None:
+                values.add(value)
+            self._put_claim(claim, at)
+            if row[1] == USER:
+                known[row[:-1]] = at
+        for trait in {row[:4] for row in (*claims, *current)} & self._claimed.keys():
+            count = {f"claims.{escape_key(trait[3])}": len(self._claimed[trait])}
+            self._document(trait[:3])["$max"].update(count)
+        return known
+
+    def _put_claim(self, claim: Claim, at: int) -> None:
+        kind = KINDS[claim.kind]
+        changed = self._changed((claim.workspace, kind, claim.user))
+        statement = claim.statement({"$min": {"at": DatetimeMS(at)}}, changed)
+        self._statements[PLACES[kind].claims][claim.key] = statement
+
+    _EXECUTE: ClassVar[Mapping[tuple[type, str], Callable[[Any, Any], Awaitable[Any]]]] = {
+        **PeopleSteps._EXECUTE,
+        (Get, PROFILES.name): _get_profiles,
+        (Pages, PROFILES.name): _page_of_profiles,
+        (Get, MEMBERSHIPS.name): _get_pairs,
+        (Get, LINKS.name): _get_pairs,
+        (Get, IDENTIFIERS.name): _get_identifiers,
+        (Under, IDENTIFIERS.name): _under_identifiers,
+        (Under, CLAIMS.name): _under_claims,
+        (Get, VISITOR_TOTALS.name): _get_totals,
+    }
 
 
-def _register(version: Version, value: Mapping[str, Any]) -> dict[str, Any]:
-    return {"t": DatetimeMS(version[0]), "m": version[1], "o": version[2], **value}
+def _claim(row: Row) -> Claim:
+    """Return the claim of a row."""
+    workspace, kind, name, trait, value, _ = row
+    return Claim(KIND_OF[kind], workspace, name, trait, value)
+
+
+def _is_link(row: Row) -> bool:
+    return len(row) == len(LINKS.columns) and LinkRow(*row).first is not None
+
+
+def _pair(table: str, key: Key) -> tuple[str, Document]:
+    """Return the collection and the query of a link or a membership.
+
+    The query names the owner, although the ``_id`` contains it: that is the shard key in
+    docs/scaling.md, and MongoDB before 7.1 cannot insert without it.
+    """
+    workspace, kind, name, other = key
+    collection = schema.LINKS if table == LINKS.name else PLACES[kind].memberships
+    owner = scoped_id(workspace, name)
+    return collection, {"_id": pair_id(workspace, name, other), KIND_OF[kind].value: owner}
+
+
+def _register(at: int, message_id: str, origin: str) -> dict[str, Any]:
+    return {"t": DatetimeMS(at), "m": message_id, "o": origin}

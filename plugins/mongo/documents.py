@@ -34,7 +34,7 @@ from bson.datetime_ms import DatetimeMS
 from bson.errors import InvalidBSON, InvalidDocument
 from bson.objectid import ObjectId
 
-from engage.api import MAX_TIME, REMOVED, Event, Kind, Subject, Version, Versioned, render_time
+from engage.api import MAX_TIME, REMOVED, Event, Kind, Subject, Version, render_time
 
 #: Maximum size of a document in MongoDB.
 MAX_BYTES: Final = 16 * 1024 * 1024
@@ -268,15 +268,6 @@ def link_version(document: Mapping[str, Any]) -> Version | None:
     first = document.get("first")
     version = OLDEST if first is None else version_of(first)
     return None if version == NEVER else version
-
-
-def registers_of(document: Mapping[str, Any]) -> dict[str, Versioned]:
-    """Return the traits of a stored profile: trait → version, and the register for
-    :func:`trait_value`."""
-    return {
-        unescape_key(key): (int(register["t"]), register["m"], register["o"], register)
-        for key, register in document.get("traits", {}).items()
-    }
 
 
 def trait_value(register: Mapping[str, Any]) -> Any:

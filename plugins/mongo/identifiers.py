@@ -23,7 +23,6 @@ from typing import Any, Final
 from bson.datetime_ms import DatetimeMS
 
 from engage.api import (
-    MAX_CLAIMS,
     ConfigError,
     Kind,
     identifier_value,
@@ -149,49 +148,6 @@ class Claim:
             },
             self.statement({"$min": {"at": time}}, changed, self.late_key),
         ]
-
-
-#: For each trait, escaped, the value in the form in which users are looked up, and how many claims
-#: are stored.
-_Stored = tuple[Mapping[str, str | None], Mapping[str, int]]
-_NOTHING: Final[_Stored] = ({}, {})
-
-
-class StoredClaims:
-    """The stored claims of a write's users, or of its visitors, that the bound needs."""
-
-    def __init__(self) -> None:
-        #: ``_id`` of a user → what is stored of it.
-        self._users: dict[str, _Stored] = {}
-        #: The ``_id`` of claims that were looked up, and are stored.
-        self.keys: set[str] = set()
-
-    def add(self, user: Mapping[str, Any]) -> None:
-        """Take in the stored document of a user."""
-        traits = user.get("traits", {}).items()
-        forms = {name: register.get("i") for name, register in traits}
-        self._users[user["_id"]] = (forms, user.get("claims", {}))
-
-    def count(self, claim: Claim) -> int:
-        """Return how many claims the user has of the trait."""
-        return int(self._users.get(claim.owner, _NOTHING)[1].get(claim.name, 0))
-
-    def form(self, claim: Claim) -> str | None:
-        """Return the current value of the trait, in the form in which users are looked up."""
-        return self._users.get(claim.owner, _NOTHING)[0].get(claim.name)
-
-    def is_doubtful(self, claim: Claim) -> bool:
-        """Return whether a look-up must show if the claim is stored."""
-        forms, counts = self._users.get(claim.owner, _NOTHING)
-        return (claim.name in forms or claim.name in counts) and not self._is_current(claim)
-
-    def has(self, claim: Claim) -> bool:
-        """Return whether the claim is stored, or at least counted."""
-        return self._is_current(claim) or claim.key in self.keys
-
-    def _is_current(self, claim: Claim) -> bool:
-        # While there is room, each value that became the current one has a claim.
-        return self.form(claim) == claim.form and self.count(claim) < MAX_CLAIMS
 
 
 class Identifiers:

@@ -11,8 +11,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from typing import Any, ClassVar, Final
 
 import orjson
 from bson.datetime_ms import DatetimeMS
@@ -34,10 +42,11 @@ from engage.store.profiles import (
     USER,
     VALUES,
     VISITOR,
+    VISITOR_TOTALS,
     LinkRow,
     Person,
 )
-from engage.store.tables import Get, Key, Page, Pages, Row, Under
+from engage.store.tables import Get, Key, Page, Pages, Recall, Remember, Row, Under
 
 from . import schema
 from .connection import BATCH, Connection
@@ -59,8 +68,10 @@ Document = Mapping[str, Any]
 #: Orders those who have a value: time, and the ``_id`` of the claim; and the name.
 _Age = tuple[int, str, str]
 
-_PLACES: Final = {number: schema.PLACES[kind] for number, kind in KIND_OF.items()}
-_TIMES: Final = ("createdAt", "updatedAt", "firstChoiceAt", "lastChoiceAt", "changedAt")
+#: Kind, as a number → where its profiles are.
+PLACES: Final = {number: schema.PLACES[kind] for number, kind in KIND_OF.items()}
+#: The fields of the times of a profile.
+TIMES: Final = ("createdAt", "updatedAt", "firstChoiceAt", "lastChoiceAt", "changedAt")
 _CLAIM: Final = {"userId": 1, "visitor": 1, "at": 1}
 #: The links that no operator undid.
 _COUNTS: Final = {"decision.v": {"$ne": False}}
@@ -84,6 +95,11 @@ class PeopleSteps:
         #: Whether the plan reads a page of all people.
         self._is_scan = False
 
+    async def recall(self, step: Recall | Remember) -> Any:
+        """Execute a step about what this process remembers: nothing, because others make changes,
+        too."""
+        return {}
+
     async def execute(self, step: Any) -> Any:
         """Execute a step, and return its result."""
         method = self._EXECUTE[type(step), step.table.name]
@@ -96,7 +112,7 @@ class PeopleSteps:
     ) -> AsyncIterator[tuple[Any, Document]]:
         """Read the documents of people, or of their memberships: not all at once, which may be
         large."""
-        for kind, place in _PLACES.items():
+        for kind, place in PLACES.items():
             whose = {scoped_id(one[0], one[-1]): one for one in people if one[1] == kind}
             ids = [*whose]
             collection, by = place.subjects, "_id"
@@ -110,16 +126,20 @@ class PeopleSteps:
     # ------------------------------------------------------------------- profiles and traits
     def _profile(self, step: Get | Pages, person: Person, document: Document) -> Row:
         """Return the row of a document, and keep its traits, if the step wants them."""
-        times = [document.get(name) for name in _TIMES]
+        times = [document.get(name) for name in TIMES]
         row: Row = (*person, *[None if time is None else int(time) for time in times], -1, -1)
         if "traits" not in step.table.columns:
             return row
         traits = self._registers(person, document)
         self._most_kept += isinstance(step, Pages)
         if len(self._traits) < self._most_kept:
-            self._traits[person] = traits
+            self._traits[person] = self._kept(person, traits)
         sizes = [size for *_, size in traits]
         return (*row, sum(map(bool, sizes)), sum(sizes), document["_id"])
+
+    def _kept(self, person: Person, traits: list[Row]) -> list[Row]:
+        """Return those of the traits of somebody that the plan may need."""
+        return traits
 
     def _registers(self, person: Person, document: Document) -> list[Row]:
         """Return the rows of the traits of a document."""
@@ -137,7 +157,7 @@ class PeopleSteps:
         return rows
 
     async def _get_profiles(self, step: Get) -> dict[Key, Row]:
-        fields = None if "traits" in step.table.columns else dict.fromkeys(_TIMES, 1)
+        fields = None if "traits" in step.table.columns else dict.fromkeys(TIMES, 1)
         people = self._read(step.keys, fields)
         return {person: self._profile(step, person, one) async for person, one in people}
 
@@ -145,7 +165,7 @@ class PeopleSteps:
         if step.by:
             return await self._beginning(step)
         equal: Mapping[str, Any] = step.equal
-        kind, place = equal["kind"], _PLACES[equal["kind"]]
+        kind, place = equal["kind"], PLACES[equal["kind"]]
         query = id_after(equal.get("workspace"), *(step.after or (None,)))
         cursor = self._connection.db[place.subjects].find(query).sort([("_id", 1)])
         found, last = await read_page(cursor, step.limit, _sized)
@@ -157,7 +177,7 @@ class PeopleSteps:
         """Read whose ids, or values of an identifier, are between bounds."""
         equal: Mapping[str, Any] = step.equal
         workspace, kind, trait = equal["workspace"], equal["kind"], equal.get("trait")
-        place, field = _PLACES[kind], "_id" if trait is None else identifier_field(trait)
+        place, field = PLACES[kind], "_id" if trait is None else identifier_field(trait)
         start, low, high = (scoped_id(workspace, end) for end in ("", step.low, step.high))
         fields = {place.name: 1, field: 1}
         cursor = self._connection.db[place.subjects].find({field: {"$gte": low}}, fields)
@@ -192,9 +212,7 @@ class PeopleSteps:
     async def _under_memberships(self, step: Under) -> dict[Key, list[Row]]:
         found: dict[Key, list[Row]] = {person: [] for person in step.prefixes}
         async for person, one in self._read(step.prefixes, None, members=True):
-            register = one["assigned"]
-            row = (*person, one["groupId"], *version_of(register), int(register["v"]))
-            found[person].append(row)
+            found[person].append(membership(person, one))
         return found
 
     async def _under_links(self, step: Under) -> dict[Key, list[Row]]:
@@ -202,7 +220,7 @@ class PeopleSteps:
             return await self._first_links(step)
         found: dict[Key, list[Row]] = {user: [] for user in step.prefixes}
         ids = [scoped_id(workspace, name) for workspace, _, name in found]
-        for one in map(_link, await self._connection.read(schema.LINKS, ids, by="user")):
+        for one in map(link_row, await self._connection.read(schema.LINKS, ids, by="user")):
             found[one[: PROFILES.key]].append(one)
         return found
 
@@ -219,7 +237,7 @@ class PeopleSteps:
                     query = {"workspaceId": workspace, "anonymousId": any_of([*left]), **_COUNTS}
                     limit = BATCH + len(left)
                     cursor = self._connection.db[schema.LINKS].find(query).sort(order).limit(limit)
-                    links = [*map(_link, await cursor.to_list(None))]
+                    links = [*map(link_row, await cursor.to_list(None))]
                     for link in links:
                         if link.anonymous_id in left and link.counts:
                             found[link.visitor].append(link)
@@ -233,34 +251,44 @@ class PeopleSteps:
         if step.by:
             query = {"workspaceId": equal["workspace"], "anonymousId": equal["anonymous_id"]}
             cursor = links.find({**query, **_COUNTS}).sort([("first", 1), ("user", 1)])
-            rows = map(_link, await cursor.limit(step.limit).to_list(None))
+            rows = map(link_row, await cursor.limit(step.limit).to_list(None))
             return Page([one for one in rows if one.counts], None, more=False)
         query = id_after(None, step.after[0] if step.after else None)
         cursor = links.find(query).sort([("_id", 1)])
         found, last = await read_page(cursor, step.limit, lambda one: (one, 0))
         place = (found[-1]["_id"], found[-1]["anonymousId"]) if found else step.after
-        return Page([*map(_link, found)], place, last is not None)
+        return Page([*map(link_row, found)], place, last is not None)
 
     # ---------------------------------------------------------------------------- identifiers
     async def _get_identifiers(self, step: Get) -> dict[Key, Row]:
         assert step.table.columns == IDENTIFIER_HEADS.columns, "times are in the claims"
-        rows = await self._get_traits(Get(VALUES, step.keys))
+        return await self._forms(step.keys)
+
+    async def _forms(self, keys: Collection[Key]) -> dict[Key, Row]:
+        """Return the values of identifiers, without the times of their claims."""
+        rows = await self._get_traits(Get(VALUES, keys))
         values = {key: value for key, (*_, value) in rows.items() if value != REMOVED}
         forms = {key: identifier_value(key[-1], orjson.loads(one)) for key, one in values.items()}
         return {key: (*key, form) for key, form in forms.items() if form is not None}
 
     async def _under_claims(self, step: Under) -> dict[Key, list[Row]]:
         found: dict[Key, list[Row]] = {prefix: [] for prefix in step.prefixes}
-        for kind, place in _PLACES.items():
-            whose = [(one, name, trait) for one, of, name, trait in found if of == kind]
+        async for key, row, _ in self._claims(step.prefixes):
+            found[key].append(row)
+        return found
+
+    async def _claims(self, traits: Iterable[Key]) -> AsyncIterator[tuple[Key, Row, bool]]:
+        """Read the claims of traits: each with the trait, and whether it is the late one."""
+        for kind, place in PLACES.items():
+            whose = [(one, name, trait) for one, of, name, trait in traits if of == kind]
             paths = [claim_id(*one, "").removesuffix(":") for one in whose]
             for start in range(0, len(paths), STEP):
                 query = {"$or": [{"_id": below(path)} for path in paths[start : start + STEP]]}
                 for one in await self._connection.db[place.claims].find(query).to_list(None):
                     name, trait, value = held_by(one)
                     key = (one["workspaceId"], kind, name, trait)
-                    found[key].append((*key, value, int(one["at"])))
-        return found
+                    is_late = one["_id"] == claim_id(one["workspaceId"], name, trait, "")
+                    yield key, (*key, value, int(one["at"])), is_late
 
     async def _page_of_identifiers(self, step: Pages) -> Page:
         equal: Mapping[str, Any] = step.equal
@@ -293,7 +321,7 @@ class PeopleSteps:
         :param after: only those behind this place, if there are many.
         :return: with the place behind them, if there may be more.
         """
-        place, db = _PLACES[KINDS[claim.kind]], self._connection.db
+        place, db = PLACES[KINDS[claim.kind]], self._connection.db
         query: dict[str, Any] = {identifier_field(claim.trait): claim.form}
         fields = {place.name: 1, "createdAt": 1}
         holders = functools.partial(db[place.subjects].find, projection=fields, sort=_ORDER)
@@ -332,7 +360,7 @@ class PeopleSteps:
 
     async def _ages(self, claim: Claim, documents: Sequence[Document]) -> Collection[_Age]:
         """Return the ages of those who have a value."""
-        place = _PLACES[KINDS[claim.kind]]
+        place = PLACES[KINDS[claim.kind]]
         ages, keys = dict[str, _Age](), dict[str, str]()
         for document in documents:
             name = document[place.name]
@@ -346,7 +374,7 @@ class PeopleSteps:
                 ages[name] = min(ages[name], (int(stored["at"]), stored["_id"], name))
         return ages.values()
 
-    _EXECUTE: Final[Mapping[tuple[type, str], Callable[[Any, Any], Awaitable[Any]]]] = {
+    _EXECUTE: ClassVar[Mapping[tuple[type, str], Callable[[Any, Any], Awaitable[Any]]]] = {
         (Get, PROFILES.name): _get_profiles,
         (Pages, PROFILES.name): _page_of_profiles,
         (Get, TRAITS.name): _get_traits,
@@ -359,7 +387,7 @@ class PeopleSteps:
         (Under, CLAIMS.name): _under_claims,
     }
     #: The tables over which steps are executed here.
-    TABLES: Final = {table for _, table in _EXECUTE}
+    TABLES: Final = {table for _, table in _EXECUTE} | {VISITOR_TOTALS.name}
 
 
 def _unclaimed(document: Document, name: str) -> _Age:
@@ -368,7 +396,13 @@ def _unclaimed(document: Document, name: str) -> _Age:
     return 2 * MAX_TIME + int(document["createdAt"]), document["_id"], document[name]
 
 
-def _link(document: Document) -> LinkRow:
+def membership(person: Person, document: Document) -> Row:
+    """Return the row of a membership."""
+    register = document["assigned"]
+    return (*person, document["groupId"], *version_of(register), int(register["v"]))
+
+
+def link_row(document: Document) -> LinkRow:
     """Return the row of a link. One without a version is older than all."""
     workspace, first = document["workspaceId"], link_version(document)
     # It may be damaged.

@@ -29,7 +29,8 @@ import bson
 import pymongo
 from pymongo.errors import OperationFailure
 
-from engage.api import StorageContext, StorageUnavailable
+from engage.api import Event, StorageContext, StorageUnavailable
+from engage.store.changes import EncodedChange, apply
 from engage.store.tables import (
     Add,
     Delete,
@@ -48,14 +49,19 @@ from engage.store.tables import (
     execute_waiting,
 )
 
+from .changes import Changes
 from .connection import BATCH, DUPLICATE, MAX_ATTEMPTS, Connection
 from .documents import Sequencer
+from .known import Known
 from .paging import read_page
 from .people import PeopleSteps
 from .tables import FORMS, Document, Form, Totals
 
 #: Name of a table and key → row; None: it was deleted.
 _Written = dict[tuple[str, Key], Row | None]
+
+#: An event, and the changes that it makes.
+_Changing = tuple[Event, Sequence[EncodedChange]]
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -65,11 +71,16 @@ class Steps:
     """Executes plans."""
 
     def __init__(
-        self, connection: Connection, context: StorageContext, sequence: Sequencer
+        self,
+        connection: Connection,
+        context: StorageContext,
+        sequence: Sequencer,
+        known: Known,
     ) -> None:
         self._connection = connection
         self._context = context
         self._sequence = sequence
+        self._known = known
         self._totals = Totals(connection)
         #: Rows of tables with a guard, as this process wrote them last.
         self._written: _Written = {}
@@ -99,6 +110,25 @@ class Steps:
                     return result
                 self._totals.forget()
         raise StorageUnavailable("this is being changed by too many callers")
+
+    async def prefetch(self, changes: Sequence[_Changing]) -> Changes:
+        """Read what :meth:`apply` needs. To be called within :meth:`Connection.calling`."""
+        people = Changes(self._connection, self._context, self._known)
+        await people.prefetch(changes)
+        return people
+
+    async def apply(self, changes: Sequence[_Changing], people: Changes | None = None) -> int:
+        """Apply the changes of events to people. To be called within :meth:`Connection.calling`,
+        and not by two at once.
+
+        :param people: what :meth:`prefetch` returned for these changes and others.
+        :return: how many changes were dropped.
+        """
+        if people is None:
+            people = await self.prefetch(changes)
+        attempt = _Attempt(self._connection, self._totals, people, is_run=True, written=None)
+        dropped = await execute_waiting(apply(changes), attempt.execute, self._context)
+        return dropped + await people.write()
 
     async def read(
         self, plan: Plan[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
@@ -152,7 +182,7 @@ class _Attempt:
     async def execute(self, step: Any) -> Any:
         """Execute a step, and return its result."""
         if isinstance(step, Recall | Remember):
-            return {}  # Other processes make changes, too.
+            return await self._people.recall(step)
         if step.table.name in PeopleSteps.TABLES:
             return await self._people.execute(step)
         if FORMS[step.table.name].is_total:

@@ -34,12 +34,13 @@ from .counts import Counts
 from .documents import Sequencer, is_text
 from .events import Events
 from .identifiers import Identifiers, declared_traits
-from .profiles import ERASURES_SECONDS, Profiles, Visitors
+from .known import ERASURES_SECONDS, Known
 from .schema import META, Preparation, Schema
 from .steps import Steps
 from .subscriptions import Subscriptions, Upgrade, apply_all
 from .url import DEFAULT_URL
 from .verification import Verification
+from .visitors import Visitors
 from .writer import Writer
 
 _log = logging.getLogger("engage.storage.mongo")
@@ -84,15 +85,19 @@ class MongoStorage(Storage):
         self._visitors = Visitors(connection, context)
         self._identifiers = Identifiers(connection, context.identifiers)
         self._events = Events(connection)
-        self._profiles = Profiles(
-            connection, context.profile_limits, self._identifiers.declared, self._visitors
-        )
+        self._known = Known(connection, context.profile_limits.visitors)
+        self._steps = Steps(connection, context, sequence, self._known)
         self._arrivals = Arrivals(connection, sequence)
         self._writer = Writer(
-            connection, self._events, self._profiles, self._arrivals, sequence, self._work
+            connection,
+            self._events,
+            self._known,
+            self._steps,
+            self._arrivals,
+            sequence,
+            self._work,
         )
-        self._subscriptions = Subscriptions(connection, self._profiles, sequence)
-        self._steps = Steps(connection, context, sequence)
+        self._subscriptions = Subscriptions(connection, sequence)
         self._counts = Counts(connection)
         self._verification = Verification(connection, context.identifiers)
         upgrade = Upgrade(
@@ -178,7 +183,7 @@ class MongoStorage(Storage):
                 await self._arrivals.close()
         await self._connection.close()
         self._preparation.forget()
-        self._profiles.forget()
+        self._known.forget()
 
     def backup_commands(self) -> tuple[str, str]:
         hosts, _, database = self._connection.name.rpartition("/")
@@ -222,7 +227,7 @@ class MongoStorage(Storage):
 
     async def _tidy(self) -> None:
         await self._writer.remove_marks()
-        await self._profiles.count_visitors()
+        await self._known.count_visitors()
         if self._subscriptions.has_copied:
             await self._subscriptions.remove_copied()
 
@@ -298,7 +303,7 @@ class MongoStorage(Storage):
         if not is_text(name):
             return False
         with self._connection.calling():
-            return await self._profiles.erase(workspace_id, kind, name)
+            return await self._known.erase(workspace_id, kind, name)
 
     async def settle(self) -> bool:
         await self._ready()

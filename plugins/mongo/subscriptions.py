@@ -43,8 +43,8 @@ from .documents import (
     subject_id,
     subject_of,
 )
+from .known import ensure_user
 from .paging import STEP
-from .profiles import Profiles, Visitors, parts
 from .schema import (
     EVENTS,
     HISTORY,
@@ -58,6 +58,7 @@ from .schema import (
     VISITORS,
 )
 from .tables import FORMS
+from .visitors import Visitors, parts
 
 #: Ids whose subscription choices are changed at once: a change takes several calls of a server.
 _AT_ONCE: Final = 16
@@ -102,9 +103,8 @@ async def apply_all(
 class Subscriptions:
     """Reads and changes the choices of users and visitors."""
 
-    def __init__(self, connection: Connection, profiles: Profiles, sequence: Sequencer) -> None:
+    def __init__(self, connection: Connection, sequence: Sequencer) -> None:
         self._connection = connection
-        self._profiles = profiles
         self._sequence = sequence
         #: ``_id`` and version of the documents whose record is in the history now.
         self._copied: list[tuple[str, int]] = []
@@ -133,7 +133,7 @@ class Subscriptions:
                 else:
                     kind, name = change.subject
                     if kind is Kind.USER:
-                        await self._profiles.ensure_user(change.workspace_id, name, change.at)
+                        await ensure_user(self._connection, change.workspace_id, name, change.at)
                     choices = await self._change(key, document, change)
                     if choices is not None:
                         return choices

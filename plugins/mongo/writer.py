@@ -26,14 +26,16 @@ from typing import Any, Final
 
 from bson.objectid import ObjectId
 
-from engage.api import Change, Event, Outcome, Status, StorageUnavailable, changes_of
+from engage.api import Event, Outcome, Status, StorageUnavailable
+from engage.store.changes import EncodedChange
 
 from .arrivals import Arrivals, Run
 from .connection import DUPLICATE, Connection
 from .documents import Sequencer, UnstorableError, any_of, encode_event, event_id
 from .events import Events
-from .profiles import Profiles
+from .known import Known
 from .schema import EVENTS
+from .steps import Steps
 
 #: Marked events that are completed at once.
 _STEP: Final = 500
@@ -50,7 +52,7 @@ class Batch:
     def __init__(
         self,
         events: Sequence[Event],
-        changes: Callable[[Event], tuple[Change, ...]],
+        changes: Callable[[Event], Sequence[EncodedChange]],
         sequence: Sequencer,
         mark: str,
     ) -> None:
@@ -66,7 +68,7 @@ class Batch:
         self._first: dict[str, int] = {}
         #: Events with the identity of an earlier one: position of the event, and of the document.
         self._repeats: list[tuple[int, int]] = []
-        self._changes: list[tuple[Change, ...]] = []
+        self._changes: list[Sequence[EncodedChange]] = []
         #: Position of a document that was not stored → code of the server.
         self._codes: Mapping[int, int] = {}
         self.documents: list[bytes] = []
@@ -95,7 +97,7 @@ class Batch:
             self.documents.append(document)
             self.ids.append(key)
 
-    def changing(self) -> list[tuple[Event, tuple[Change, ...]]]:
+    def changing(self) -> list[tuple[Event, Sequence[EncodedChange]]]:
         """Return all events that have changes, each with its changes, stored or not."""
         return [
             (self._events[index], event_changes)
@@ -121,7 +123,7 @@ class Batch:
         return [position for position, code in self._codes.items() if code == DUPLICATE]
 
     @property
-    def stored(self) -> list[tuple[Event, tuple[Change, ...]]]:
+    def stored(self) -> list[tuple[Event, Sequence[EncodedChange]]]:
         """The newly stored events that have changes, each with its changes."""
         return [
             (self._events[index], event_changes)
@@ -162,14 +164,16 @@ class Writer:
         self,
         connection: Connection,
         events: Events,
-        profiles: Profiles,
+        known: Known,
+        steps: Steps,
         arrivals: Arrivals,
         sequence: Sequencer,
         work: asyncio.Event,
     ) -> None:
         self._connection = connection
         self._events = events
-        self._profiles = profiles
+        self._known = known
+        self._steps = steps
         self._arrivals = arrivals
         self._sequence = sequence
         self._work = work
@@ -190,10 +194,10 @@ class Writer:
     async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
         """Store events; see :meth:`Storage.write`."""
         with self._connection.calling():
-            await self._profiles.look_for_erasures()
+            await self._known.look_for_erasures()
         self._writes += 1
         mark = f"{self._process}.{self._writes}"
-        batch = Batch(events, self._profiles.changes, self._sequence, mark)
+        batch = Batch(events, self._known.changes, self._sequence, mark)
         try:
             with self._connection.calling():
                 await self._arrivals.begin(batch.run)
@@ -221,11 +225,11 @@ class Writer:
 
     async def reapply(self, events: Sequence[Event]) -> None:
         """Apply the changes of stored events again."""
-        self._profiles.forget()
-        changes = [(event, changes_of(event)) for event in events]
+        self._known.forget()
+        changes = [(event, self._known.changes(event)) for event in events]
         with self._connection.calling():
             async with self._changing:
-                await self._profiles.apply(self._profiles.fold(changes))
+                await self._steps.apply(changes)
 
     def complete_later(self) -> None:
         """Have marked events completed as soon as the server answers, and again when a call that
@@ -260,18 +264,16 @@ class Writer:
                 await self._apply_cut_off(batch)
 
     async def _insert_and_change(
-        self, batch: Batch, changing: Sequence[tuple[Event, tuple[Change, ...]]]
+        self, batch: Batch, changing: Sequence[tuple[Event, Sequence[EncodedChange]]]
     ) -> None:
         """Insert events of which some have changes, and apply the changes."""
         inserting = asyncio.ensure_future(self._connection.insert(EVENTS, batch.documents))
         try:
             async with self._changing:
-                state = await self._profiles.read_state(self._profiles.fold(changing))
+                people = await self._steps.prefetch(changing)
                 await self._settle(batch, await inserting)
                 if changes := batch.stored:
-                    self.dropped_changes += await self._profiles.apply(
-                        self._profiles.fold(changes), state
-                    )
+                    self.dropped_changes += await self._steps.apply(changes, people)
                     self._durable.add(batch.mark)
                     self._work.set()
                 await self._apply_cut_off(batch)
@@ -295,10 +297,10 @@ class Writer:
                     "an event is refused as a duplicate, but not stored (a unique index?)"
                 )
 
-    def _cut_off(self, batch: Batch) -> list[tuple[Event, tuple[Change, ...]]]:
+    def _cut_off(self, batch: Batch) -> list[tuple[Event, Sequence[EncodedChange]]]:
         """Return the duplicates whose changes may not be durable, each with its changes."""
         return [
-            (event, self._profiles.changes(event))
+            (event, self._known.changes(event))
             for event, mark, _ in batch.present.values()
             if mark is not None and mark not in self._durable
         ]
@@ -308,7 +310,7 @@ class Writer:
         the one that stored an event may have been applying them until now."""
         if cut_off := self._cut_off(batch):
             # Changes dropped here were counted when the event was stored.
-            await self._profiles.apply(self._profiles.fold(cut_off))
+            await self._steps.apply(cut_off)
 
     async def remove_marks(self) -> None:
         """Remove the marks of the writes whose changes are durable. To be called within
@@ -338,12 +340,12 @@ class Writer:
             ids = [document["_id"] for document in found]
             stored = await self._events.stored(ids)
             changes = [
-                (stored[key][0], self._profiles.changes(stored[key][0]))
+                (stored[key][0], self._known.changes(stored[key][0]))
                 for key in ids
                 if key in stored
             ]
             async with self._changing:
-                await self._profiles.apply(self._profiles.fold(changes))
+                await self._steps.apply(changes)
             await self._remove_marks({"_id": any_of(ids)})
         return len(found)
 

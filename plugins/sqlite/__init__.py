@@ -10,7 +10,6 @@
 ``steps.py``          the steps of plans as statements of SQL
 ``pages.py``          a page of a table
 ``tables.py``         the tables of plans, as they are in the file
-``remembered.py``     what the writer remembers between plans
 ``transactions.py``   the writing connection: opening, transactions, failures, recovery
 ``backup.py``         one file with all of a store, and a store made of one
 ``checkpoint.py``     copies the write-ahead log into the file

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 from engage.api import StorageContext
 from engage.store.events import ERASED_TYPE, EVENTS
 from engage.store.keys import key_of
+from engage.store.remembered import Remembered
 from engage.store.tables import (
     MAX_STORED_BYTES,
     Add,
@@ -38,7 +39,6 @@ from .connection import insert, look_up
 from .keys import parts
 from .keys.keys import Keys
 from .pages import delete_page, page
-from .remembered import Remembered
 from .tables import OWNERS, Numbers, sql_of
 
 Result = TypeVar("Result")

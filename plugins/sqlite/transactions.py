@@ -13,6 +13,7 @@ from typing import Final
 
 from engage.api import StorageMissing, StorageUnavailable
 from engage.store.keys import key_of
+from engage.store.remembered import Remembered
 
 from . import checkpoint, identifiers, schema
 from .connection import (
@@ -28,7 +29,6 @@ from .connection import (
     translating_errors,
 )
 from .keys.keys import Keys
-from .remembered import Remembered
 
 #: Seconds between two attempts to get a lock that another process holds.
 LOCK_PAUSE: Final = 0.0005

@@ -200,7 +200,7 @@ async def test_a_write_is_as_few_commands_as_possible(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Once a second, a write looks for erasures.
-    monkeypatch.setattr("engage_plugins.mongo.profiles.ERASURES_SECONDS", 600)
+    monkeypatch.setattr("engage_plugins.mongo.known.ERASURES_SECONDS", 600)
     server = mongo.shared(PROXIED)
     with Proxy(server.address) as proxy:
         url = proxy.url(f"engage_test_{os.urandom(6).hex()}")

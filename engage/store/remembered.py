@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the only writer of a store remembers between its transactions."""
+"""What a process that writes remembers between its plans."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ class Remembered:
         self._topics = collections.defaultdict[str, collections.OrderedDict[Any, Any]](
             collections.OrderedDict
         )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is remembered."""
+        return not any(self._topics.values())
 
     def of(self, topic: str) -> Mapping[Any, Any]:
         """Return what is remembered of a topic."""
