@@ -203,7 +203,7 @@ def _within(
     """Return the traits that have room, in their order."""
     kept, count, total = {}, 0, 0
     for name, value in values.items():
-        size = limits.size(name, value, identifiers)
+        size = limits.size(name, orjson.dumps(value), identifies=name in identifiers)
         if not size or (count < limits.traits and total + size <= limits.trait_bytes):
             count += bool(size)
             total += size

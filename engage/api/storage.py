@@ -8,7 +8,7 @@ import enum
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import orjson
 
@@ -210,14 +210,15 @@ class ProfileLimits:
             return self.visitor_traits, self.visitor_trait_bytes, self.visitor_memberships
         return self.traits, self.trait_bytes, self.memberships
 
-    def size(self, trait: str, value: Any, identifiers: Collection[str]) -> int:
+    def size(self, trait: str, encoded: bytes, *, identifies: bool) -> int:
         """Return what a trait takes of the bytes; 0 for a declared identifier that has room anyway,
         and for a trait that engage sets.
 
-        :param identifiers: the traits by which the users of the workspace are looked up.
+        :param encoded: its value, as compact JSON.
+        :param identifies: whether it is one by which the users of the workspace are looked up.
         """
-        size = len(orjson.dumps(trait)) + len(orjson.dumps(value))
-        has_room = trait in identifiers or trait.startswith(TRUSTED)
+        size = len(orjson.dumps(trait)) + len(encoded)
+        has_room = identifies or trait.startswith(TRUSTED)
         return 0 if has_room and size <= self.identifier_bytes else size
 
 

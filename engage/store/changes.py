@@ -351,9 +351,7 @@ class _Write:
                     if (at, message_id, origin) > version:
                         continue
                 identifies = trait in identifiers and key in folded.forms
-                size = 0 if value is None else len(orjson.dumps(trait)) + len(value)
-                if (identifies or trait.startswith(TRUSTED)) and size <= limits.identifier_bytes:
-                    size = 0
+                size = 0 if value is None else limits.size(trait, value, identifies=identifies)
                 added = (size > 0) - (before > 0)
                 if (added > 0 and count >= most) or (
                     size > before and used - before + size > most_bytes

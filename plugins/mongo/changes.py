@@ -23,8 +23,8 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import itertools
 import logging
-import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
@@ -89,8 +89,6 @@ class Changes(PeopleSteps):
     def __init__(self, connection: Connection, context: StorageContext, known: Known) -> None:
         super().__init__(connection, context)
         self._known = known
-        # Little is kept of each.
-        self._most_kept = sys.maxsize
         #: None: there is none.
         self._profiles: dict[Key, Row | None] = {}
         #: The traits that are kept of those who are read: those that the write sets.
@@ -99,16 +97,18 @@ class Changes(PeopleSteps):
         self._counts: dict[Person, Mapping[str, int]] = {}
         #: When visitors were changed last.
         self._changed_at: dict[Key, int] = {}
-        #: The traits that have a value by which their owner is found.
-        self._formed: set[Key] = set()
+        #: Registers that were read: those that the write sets, or that engage sets.
+        self._rows: dict[Key, Row] = {}
+        #: The values by which people are found.
+        self._values: dict[Key, str] = {}
         #: The values of the claims that were read.
         self._claimed: dict[Key, set[str]] = {}
         #: Links and memberships that were read.
         self._pairs: dict[Key, Row] = {}
         #: What was read, as the collection and the query for the document.
         self._read_from: dict[tuple[str, str], Document] = {}
-        #: Table → key → row.
-        self._put = collections.defaultdict[str, dict[Key, Row]](dict)
+        #: Table → rows.
+        self._put = collections.defaultdict[str, list[Row]](list)
         self._remembered: list[Remember] = []
         #: Collection → ``_id`` → statement.
         self._statements = collections.defaultdict[str, dict[str, dict[str, Any]]](dict)
@@ -171,15 +171,23 @@ class Changes(PeopleSteps):
         row = super()._profile(step, person, document)
         self._counts[person] = document.get("claims", {})
         self._changed_at[person] = row[PROFILES.columns.index("changed_at")] or 0
+        start = len(scoped_id(person[0], ""))
+        traits = document.get("traits", {})
+        for trait in self._context.identifiers.get(person[0], ()):
+            if form := traits.get(escape_key(trait), {}).get("i"):
+                self._values[*person, trait] = form[start:]
         return row
 
-    def _kept(self, person: Person, rows: list[Row]) -> list[Row]:
-        names = {TRUSTED, *self._context.identifiers.get(person[0], ()), *self._names[person]}
-        return [row for row in rows if row[3] in names]
+    def _keep_traits(self, step: Get | Pages, person: Person, traits: list[Row]) -> None:
+        # Little is kept of each, because there may be many large ones.
+        names = self._names.get(person, ())
+        for row in traits:
+            if row[3] in names or row[3] == TRUSTED:
+                self._rows[row[:4]] = row
 
     async def execute(self, step: Any) -> Any:
         if isinstance(step, Put):
-            self._put[step.table.name].update((row[: step.table.key], row) for row in step.rows)
+            self._put[step.table.name] += step.rows
             return None
         if isinstance(step, Delete):
             if step.table.name != PROFILES.name or isinstance(step.keys, Pages):
@@ -227,30 +235,34 @@ class Changes(PeopleSteps):
             self._read_from[collection, query["_id"]] = query
         return found
 
+    async def _get_traits(self, step: Get) -> dict[Key, Row]:
+        return {key: self._rows[key] for key in step.keys if key in self._rows}
+
     async def _get_identifiers(self, step: Get) -> dict[Key, Row]:
-        rows = await self._forms(step.keys)
-        self._formed.update(rows)
-        late = [key for key in rows if self._count(key) >= MAX_CLAIMS]
-        if late:
+        rows = {key: (*key, self._values[key]) for key in step.keys if key in self._values}
+        if late := [key for key in rows if self._count(key) >= MAX_CLAIMS]:
             await self._under_claims(Under(CLAIMS, late))
         known = self._known.of(CLAIMS.name)
         return {key: (*row, known.get(row, _SOME_TIME)) for key, row in rows.items()}
 
     async def _under_identifiers(self, step: Under) -> dict[Key, list[Row]]:
-        declared = self._context.identifiers
-        keys = [(*one, trait) for one in step.prefixes for trait in declared.get(one[0], ())]
         found: dict[Key, list[Row]] = {one: [] for one in step.prefixes}
-        for key, row in (await self._forms(keys)).items():
-            found[key[:-1]].append((*row, _SOME_TIME))
+        for person in found:
+            for trait in self._context.identifiers.get(person[0], ()):
+                if (key := (*person, trait)) in self._values:
+                    found[person].append((*key, self._values[key], _SOME_TIME))
         return found
+
+    async def _under_deleted(self, step: Under) -> dict[Key, list[Row]]:
+        # They are read so that they are deleted, and go with the profile.
+        return {one: [] for one in step.prefixes}
 
     async def _under_claims(self, step: Under) -> dict[Key, list[Row]]:
         if any(len(one) == PROFILES.key for one in step.prefixes):
-            # They are read so that they are deleted, and go with the profile.
-            return {one: [] for one in step.prefixes}
+            return await self._under_deleted(step)
         found: dict[Key, list[Row]] = {one: [] for one in step.prefixes}
         # Somebody who never had the trait has no claim of it.
-        traits = [one for one in found if one in self._formed or self._count(one)]
+        traits = [one for one in found if one in self._values or self._count(one)]
         async for key, row, is_late in self._claims(traits):
             if not is_late:
                 found[key].append(row)
@@ -271,22 +283,24 @@ class Changes(PeopleSteps):
 
         :return: how many changes were dropped because the server can never apply them.
         """
-        for row in (*self._put[CLAIMS.name].values(), *self._put[IDENTIFIERS.name].values()):
+        claims = [*self._put[CLAIMS.name], *self._put[IDENTIFIERS.name]]
+        profiles = {row[:3]: row for row in self._put[PROFILES.name]}
+        for row in claims:
             if read := self._profiles.get(row[:3]):  # It counts its claims.
-                self._put[PROFILES.name].setdefault(row[:3], read)
-        for row in self._put[PROFILES.name].values():
+                profiles.setdefault(row[:3], read)
+        for row in profiles.values():
             self._put_profile(Profile(*row))
-        for row in self._put[TRAITS.name].values():
-            self._put_trait(*row)
-        for row in self._put[MEMBERSHIPS.name].values():
+        for person, rows in itertools.groupby(self._put[TRAITS.name], lambda row: row[:3]):
+            self._put_traits(person, rows)
+        for row in self._put[MEMBERSHIPS.name]:
             self._put_membership(*row)
-        for row in self._put[LINKS.name].values():
+        for row in self._put[LINKS.name]:
             self._put_link(LinkRow(*row))
-        claims = self._put_claims()
+        known = self._put_claims()
         for (collection, key), query in self._read_from.items():
             nothing = {"q": query, "u": _NOTHING, "upsert": False}
             self._statements[collection].setdefault(key, nothing)
-        self._known.growing.update(space for (space,) in self._put[VISITOR_TOTALS.name])
+        self._known.growing.update(space for space, _ in self._put[VISITOR_TOTALS.name])
         results = await asyncio.gather(
             *(
                 self._connection.update(name, [*part.values()])
@@ -303,7 +317,7 @@ class Changes(PeopleSteps):
                     "%d profile changes can never be applied (code %d)", len(refused), refused[0]
                 )
                 dropped += len(refused)
-        self._known.keep([*self._remembered, Remember(CLAIMS.name, claims)])
+        self._known.keep([*self._remembered, Remember(CLAIMS.name, known)])
         return dropped
 
     def _document(self, person: Key) -> dict[str, dict[str, Any]]:
@@ -333,29 +347,19 @@ class Changes(PeopleSteps):
         """Return when a visitor was changed, as a field: what expires with it has that too."""
         return {"changedAt": DatetimeMS(self._changed_at[person])} if person[1] == VISITOR else {}
 
-    def _put_trait(
-        self,
-        workspace: str,
-        kind: int,
-        name: str,
-        trait: str,
-        at: int,
-        encoded: bytes,
-        message_id: str,
-        origin: str,
-        _size: int,
-    ) -> None:
-        if encoded == REMOVED:
-            rest: dict[str, Any] = {"v": None, "x": True}
-        else:
-            value = orjson.loads(encoded)
-            rest = encode_value(value)
-            if PLACES[kind].claims and trait in self._context.identifiers.get(workspace, ()):
-                form = identifier_value(trait, value)
-                if form is not None:
-                    rest["i"] = scoped_id(workspace, form)
-        register = _register(at, message_id, origin) | rest
-        self._document((workspace, kind, name))["$max"][f"traits.{escape_key(trait)}"] = register
+    def _put_traits(self, person: Key, rows: Iterable[Row]) -> None:
+        workspace, kind, _ = person
+        greatest = self._document(person)["$max"]
+        declared = self._context.identifiers.get(workspace, ()) if PLACES[kind].claims else ()
+        for *_, trait, at, encoded, message_id, origin, _ in rows:
+            register = _register(at, message_id, origin)
+            if encoded == REMOVED:
+                register |= {"v": None, "x": True}
+            else:
+                register |= encode_value(value := orjson.loads(encoded))
+                if trait in declared and (form := identifier_value(trait, value)) is not None:
+                    register["i"] = scoped_id(workspace, form)
+            greatest[f"traits.{escape_key(trait)}"] = register
 
     def _put_membership(
         self,
@@ -399,7 +403,7 @@ class Changes(PeopleSteps):
         :return: those of users that a process remembers, and when each value was claimed.
         """
         known = {}
-        claims, current = self._put[CLAIMS.name].values(), self._put[IDENTIFIERS.name].values()
+        claims, current = self._put[CLAIMS.name], self._put[IDENTIFIERS.name]
         for row in claims:
             *_, value, at = row
             self._claimed.setdefault(row[:4], set()).add(value)
@@ -436,6 +440,9 @@ class Changes(PeopleSteps):
         **PeopleSteps._EXECUTE,
         (Get, PROFILES.name): _get_profiles,
         (Pages, PROFILES.name): _page_of_profiles,
+        (Get, TRAITS.name): _get_traits,
+        (Under, TRAITS.name): _under_deleted,
+        (Under, MEMBERSHIPS.name): _under_deleted,
         (Get, MEMBERSHIPS.name): _get_pairs,
         (Get, LINKS.name): _get_pairs,
         (Get, IDENTIFIERS.name): _get_identifiers,

@@ -63,6 +63,8 @@ class UnstorableError(Exception):
 # ---------------------------------------------------------------------------------------- keys, ids
 def escape_key(key: str) -> str:
     """Return a key in a form that MongoDB can store and address; :func:`unescape_key` undoes it."""
+    if key in _PLAIN_KEYS:
+        return key
     return _SPECIAL.sub(_percent, key) if key else "%"
 
 

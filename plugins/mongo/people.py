@@ -131,15 +131,15 @@ class PeopleSteps:
         if "traits" not in step.table.columns:
             return row
         traits = self._registers(person, document)
-        self._most_kept += isinstance(step, Pages)
-        if len(self._traits) < self._most_kept:
-            self._traits[person] = self._kept(person, traits)
-        sizes = [size for *_, size in traits]
+        self._keep_traits(step, person, traits)
+        sizes = [row[-1] for row in traits]
         return (*row, sum(map(bool, sizes)), sum(sizes), document["_id"])
 
-    def _kept(self, person: Person, traits: list[Row]) -> list[Row]:
-        """Return those of the traits of somebody that the plan may need."""
-        return traits
+    def _keep_traits(self, step: Get | Pages, person: Person, traits: list[Row]) -> None:
+        """Keep those traits of somebody that the plan may need."""
+        self._most_kept += isinstance(step, Pages)
+        if len(self._traits) < self._most_kept:
+            self._traits[person] = traits
 
     def _registers(self, person: Person, document: Document) -> list[Row]:
         """Return the rows of the traits of a document."""
@@ -148,10 +148,10 @@ class PeopleSteps:
         rows = []
         for key, register in document.get("traits", {}).items():
             trait, value = unescape_key(key), trait_value(register)
-            if value is api.REMOVED:
-                encoded, size = REMOVED, 0
-            else:
-                encoded, size = orjson.dumps(value), size_of(trait, value, identifiers)
+            encoded, size = REMOVED, 0
+            if value is not api.REMOVED:
+                encoded = orjson.dumps(value)
+                size = size_of(trait, encoded, identifies=trait in identifiers)
             message_id, origin, at = register["m"], register["o"], int(register["t"])
             rows.append((*person, trait, at, encoded, message_id, origin, size))
         return rows

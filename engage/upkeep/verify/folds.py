@@ -8,6 +8,8 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+import orjson
+
 from engage.api import REMOVED, TRUSTED, Kind, ProfileLimits, Registers, Version, Versioned
 
 __all__ = ["EMPTY", "Fold", "LinkFold", "View", "view_of"]
@@ -67,7 +69,7 @@ class Fold(Registers):
         for name, value in traits.items():
             known = self.traits.get(name)
             if value and (known is None or known[3] != value):
-                size = limits.size(name, value[0], declared)
+                size = limits.size(name, orjson.dumps(value[0]), identifies=name in declared)
                 self.sizes[name] = max(size, self.sizes.get(name, 0))
             if known is None or known[:3] <= version:
                 self.traits[name] = (*version, value)
@@ -82,7 +84,10 @@ class Fold(Registers):
         :param actual: the profile.
         """
         most, most_bytes, memberships = limits.of(kind)
-        sizes = {name: limits.size(name, value, ()) for name, value in actual.traits.items()}
+        sizes = {
+            name: limits.size(name, orjson.dumps(value), identifies=False)
+            for name, value in actual.traits.items()
+        }
         for name, size in self.sizes.items():
             sizes[name] = max(size, sizes.get(name, 0))
         return (
