@@ -83,7 +83,7 @@ _TYPE, _USER_ID, _ANONYMOUS_ID, _RECEIVED_AT, _BODY = map(
 )
 
 #: An event, and the changes that it makes.
-_Changing = tuple[Event, Sequence[EncodedChange]]
+Changing = tuple[Event, Sequence[EncodedChange]]
 
 _values: Final = attrgetter("workspace_id", *EVENTS.columns[1:])
 
@@ -112,7 +112,7 @@ def row_of(event: Event) -> Row:
 
 def event_of(row: Row) -> Event:
     """Return the event of a row."""
-    workspace, origin, message_id, type_, user_id, visitor, name, received_at, at, body = row
+    workspace, origin, message_id, type_, user_id, visitor, name, received_at, at, body, *_ = row
     return Event(
         workspace_id=workspace,
         origin=origin,
@@ -127,8 +127,11 @@ def event_of(row: Row) -> Event:
     )
 
 
-def _changing(row: Row) -> _Changing:
-    event = event_of(row[: len(EVENTS.columns)])
+def changing(event: Event) -> Changing:
+    """Return an event with its changes.
+
+    :raises UnstorableError: if the body does not fit the type.
+    """
     try:
         return event, [encode(change) for change in changes_of(event)]
     except Exception:
@@ -149,28 +152,28 @@ def write(rows: Sequence[Row]) -> Steps[tuple[dict[int, Outcome], int]]:
     others: dict[int, Outcome] = {}
     first: dict[Key, Row] = {}
     # None: at most a link. It is usually known, so the changes are computed when they are needed.
-    changing: dict[Key, _Changing | None] = {}
+    found: dict[Key, Changing | None] = {}
     for index, row in enumerate(rows):
         key = row[:3]
         if key in first:
             continue
         if row[_TYPE] in _CHANGING:
             try:
-                changing[key] = _changing(row)
+                found[key] = changing(event_of(row))
             except UnstorableError as reason:
                 others[index] = Outcome(Status.REFUSED, str(reason))
                 continue
         elif row[_USER_ID] is not None and row[_ANONYMOUS_ID] is not None:
-            changing[key] = None
+            found[key] = None
         first[key] = row
     stored: dict[Key, Row] = yield Add(EVENTS, first.values())
     if stored or len(first) + len(others) < len(rows):
         _add_duplicates(others, rows, first, stored)
-    if not changing:
+    if not found:
         return others, 0
     known = yield Recall(KNOWN_LINKS)
     changed = []
-    for key, one in changing.items():
+    for key, one in found.items():
         if key in stored:
             continue
         if one is None:
@@ -178,7 +181,7 @@ def write(rows: Sequence[Row]) -> Steps[tuple[dict[int, Outcome], int]]:
             link, at = ((row[0], USER, row[_USER_ID]), row[_ANONYMOUS_ID]), row[_RECEIVED_AT]
             if known.get(link, at) < at:
                 continue
-            one = _changing(row)
+            one = changing(event_of(row))
         changed.append(one)
     return others, (yield from apply(changed)) if changed else 0
 
@@ -294,7 +297,7 @@ def erase(identities: Sequence[tuple[str, str, str]], marks: Sequence[bytes]) ->
 @plan()
 def reapply(rows: Sequence[Row]) -> Steps[None]:
     """Apply the changes of stored events again."""
-    yield from apply([*map(_changing, rows)])
+    yield from apply([changing(event_of(row)) for row in rows])
 
 
 # --------------------------------------------------------------------------------------- storage

@@ -7,8 +7,7 @@
 ``events.py``         the collection of events
 ``arrivals.py``       the journal of arrivals: an order of events that is final
 ``changes.py``        the plan that applies the changes of events: its steps as queries and updates
-``known.py``          what a process remembers between writes
-``visitors.py``       deleting visitors that belong to nobody
+``profiles.py``       what a process remembers of profiles, and deleting them
 ``people.py``         plans that read profiles: their steps as queries
 ``identifiers.py``    the values by which users and visitors are found, and since when each has one
 ``subscriptions.py``  subscription choices and their history, and the upgrade of version 1

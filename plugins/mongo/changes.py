@@ -21,11 +21,10 @@ failover would undo it.
 
 from __future__ import annotations
 
-import asyncio
 import collections
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, ClassVar, Final
 
 import orjson
@@ -35,7 +34,6 @@ from engage.api import (
     MAX_CLAIMS,
     MAX_TIME,
     TRUSTED,
-    Event,
     Link,
     LinkDecision,
     Membership,
@@ -43,7 +41,8 @@ from engage.api import (
     StorageContext,
     identifier_value,
 )
-from engage.store.changes import EncodedChange, Traits
+from engage.store.changes import Traits
+from engage.store.events import Changing
 from engage.store.profiles import (
     CLAIMS,
     IDENTIFIERS,
@@ -64,13 +63,12 @@ from engage.store.profiles import (
 from engage.store.tables import Delete, Get, Key, Page, Pages, Put, Recall, Remember, Row, Under
 
 from . import schema
-from .connection import Connection
+from .connection import Connection, all_of
 from .documents import NEVER, any_of, encode_value, escape_key, pair_id, scoped_id
 from .identifiers import Claim
-from .known import Known
 from .paging import beyond
 from .people import PLACES, TIMES, Document, PeopleSteps, link_row, membership
-from .visitors import delete_visitors
+from .profiles import Known, delete_visitors
 
 _log = logging.getLogger("engage.storage.mongo")
 
@@ -114,7 +112,7 @@ class Changes(PeopleSteps):
         self._statements = collections.defaultdict[str, dict[str, dict[str, Any]]](dict)
 
     # ------------------------------------------------------------------------------- reading
-    async def prefetch(self, changes: Iterable[tuple[Event, Sequence[EncodedChange]]]) -> None:
+    async def prefetch(self, changes: Iterable[Changing]) -> None:
         """Read the people of changes. To be called within :meth:`Connection.calling`."""
         seen: dict[int, dict[str, Person]] = collections.defaultdict(dict)
         linked, members = dict[str, Person](), dict[int, dict[str, Person]]()
@@ -131,10 +129,12 @@ class Changes(PeopleSteps):
                         members.setdefault(person[1], {})[scoped_id(space, name)] = person
                     case Link(user) | LinkDecision(user):
                         linked[scoped_id(space, user)] = (space, USER, user)
-        await asyncio.gather(
-            *(self._read_profiles(kind, people) for kind, people in seen.items()),
-            *(self._read_memberships(kind, people) for kind, people in members.items()),
-            self._read_links(linked),
+        await all_of(
+            [
+                *(self._read_profiles(kind, people) for kind, people in seen.items()),
+                *(self._read_memberships(kind, people) for kind, people in members.items()),
+                self._read_links(linked),
+            ]
         )
         links = collections.Counter(row[:3] for row in self._pairs.values() if _is_link(row))
         groups = collections.Counter(row[:3] for row in self._pairs.values() if len(row) == 8)
@@ -196,7 +196,7 @@ class Changes(PeopleSteps):
             return await delete_visitors(self._connection, changed)
         return await super().execute(step)
 
-    async def recall(self, step: Recall | Remember) -> Any:
+    def recall(self, step: Recall | Remember) -> Any:
         if isinstance(step, Recall):
             return self._known.of(step.topic)
         self._remembered.append(step)
@@ -301,24 +301,16 @@ class Changes(PeopleSteps):
             nothing = {"q": query, "u": _NOTHING, "upsert": False}
             self._statements[collection].setdefault(key, nothing)
         self._known.growing.update(space for space, _ in self._put[VISITOR_TOTALS.name])
-        results = await asyncio.gather(
-            *(
-                self._connection.update(name, [*part.values()])
-                for name, part in self._statements.items()
-            ),
-            return_exceptions=True,
+        results = await all_of(
+            self._connection.update(name, [*part.values()])
+            for name, part in self._statements.items()
         )
-        dropped = 0
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-            if refused := [code for code in result if code]:
-                _log.error(
-                    "%d profile changes can never be applied (code %d)", len(refused), refused[0]
-                )
-                dropped += len(refused)
+        if refused := [code for codes in results for code in codes if code]:
+            _log.error(
+                "%d profile changes can never be applied (code %d)", len(refused), refused[0]
+            )
         self._known.keep([*self._remembered, Remember(CLAIMS.name, known)])
-        return dropped
+        return len(refused)
 
     def _document(self, person: Key) -> dict[str, dict[str, Any]]:
         """Return the update of the document of a person."""

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 
@@ -446,3 +446,15 @@ def _without_documents(error: PyMongoError) -> BaseException:
     if isinstance(error, InvalidOperation):
         return InvalidOperation("the client is closed")
     return error
+
+
+async def all_of(calls: Iterable[Awaitable[Any]]) -> list[Any]:
+    """Wait for all calls, and raise an error of one."""
+    waiting = [*calls]
+    if len(waiting) == 1:  # A task for it would cost as much as the rest of a small plan.
+        return [await waiting[0]]
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results

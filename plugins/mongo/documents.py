@@ -35,6 +35,7 @@ from bson.errors import InvalidBSON, InvalidDocument
 from bson.objectid import ObjectId
 
 from engage.api import MAX_TIME, REMOVED, Event, Kind, Subject, Version, render_time
+from engage.store.events import UnstorableError
 
 #: Maximum size of a document in MongoDB.
 MAX_BYTES: Final = 16 * 1024 * 1024
@@ -54,10 +55,6 @@ _UNCHANGED: Final = frozenset({str, int, bool})
 OLDEST: Final[Version] = (-(2**63), "", "")
 #: The version of a link that no event made.
 NEVER: Final[Version] = (MAX_TIME, "", "")
-
-
-class UnstorableError(Exception):
-    """This event can never be stored; the message is the reason, for the client, without values."""
 
 
 # ---------------------------------------------------------------------------------------- keys, ids

@@ -95,7 +95,7 @@ class PeopleSteps:
         #: Whether the plan reads a page of all people.
         self._is_scan = False
 
-    async def recall(self, step: Recall | Remember) -> Any:
+    def recall(self, step: Recall | Remember) -> Any:
         """Execute a step about what this process remembers: nothing, because others make changes,
         too."""
         return {}

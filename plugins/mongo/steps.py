@@ -18,7 +18,6 @@ process wrote last, or to be missing, and the write confirms that, or the plan i
 
 from __future__ import annotations
 
-import asyncio
 import collections
 import dataclasses
 import functools
@@ -29,8 +28,9 @@ import bson
 import pymongo
 from pymongo.errors import OperationFailure
 
-from engage.api import Event, StorageContext, StorageUnavailable
-from engage.store.changes import EncodedChange, apply
+from engage.api import StorageContext, StorageUnavailable
+from engage.store.changes import apply
+from engage.store.events import Changing
 from engage.store.tables import (
     Add,
     Delete,
@@ -50,18 +50,15 @@ from engage.store.tables import (
 )
 
 from .changes import Changes
-from .connection import BATCH, DUPLICATE, MAX_ATTEMPTS, Connection
+from .connection import BATCH, DUPLICATE, MAX_ATTEMPTS, Connection, all_of
 from .documents import Sequencer
-from .known import Known
 from .paging import read_page
 from .people import PeopleSteps
+from .profiles import Known
 from .tables import FORMS, Document, Form, Totals
 
 #: Name of a table and key → row; None: it was deleted.
 _Written = dict[tuple[str, Key], Row | None]
-
-#: An event, and the changes that it makes.
-_Changing = tuple[Event, Sequence[EncodedChange]]
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -111,21 +108,19 @@ class Steps:
                 self._totals.forget()
         raise StorageUnavailable("this is being changed by too many callers")
 
-    async def prefetch(self, changes: Sequence[_Changing]) -> Changes:
+    async def prefetch(self, changes: Sequence[Changing]) -> Changes:
         """Read what :meth:`apply` needs. To be called within :meth:`Connection.calling`."""
         people = Changes(self._connection, self._context, self._known)
         await people.prefetch(changes)
         return people
 
-    async def apply(self, changes: Sequence[_Changing], people: Changes | None = None) -> int:
-        """Apply the changes of events to people. To be called within :meth:`Connection.calling`,
-        and not by two at once.
+    async def apply(self, changes: Sequence[Changing], people: Changes | None = None) -> int:
+        """Apply the changes of events to people, and return how many were dropped. To be called
+        within :meth:`Connection.calling`, and not by two at once.
 
         :param people: what :meth:`prefetch` returned for these changes and others.
-        :return: how many changes were dropped.
         """
-        if people is None:
-            people = await self.prefetch(changes)
+        people = people or await self.prefetch(changes)
         attempt = _Attempt(self._connection, self._totals, people, is_run=True, written=None)
         dropped = await execute_waiting(apply(changes), attempt.execute, self._context)
         return dropped + await people.write()
@@ -182,7 +177,7 @@ class _Attempt:
     async def execute(self, step: Any) -> Any:
         """Execute a step, and return its result."""
         if isinstance(step, Recall | Remember):
-            return await self._people.recall(step)
+            return self._people.recall(step)
         if step.table.name in PeopleSteps.TABLES:
             return await self._people.execute(step)
         if FORMS[step.table.name].is_total:
@@ -547,9 +542,9 @@ class _Writes:
         first = [*self._first]
         for name, queries in self._deleted.items():
             first.append(functools.partial(self._delete, name, queries))
-        if first and not any(await _all(one() for one in first)):
+        if first and not any(await all_of(one() for one in first)):
             return False
-        await _all(
+        await all_of(
             [
                 *(self._keep(form, documents) for form, documents in self._documents.items()),
                 *(self._change(name, part) for name, part in self._statements.items()),
@@ -603,15 +598,3 @@ class _Writes:
         async with self._connection.updating:
             done = await self._connection.db[collection].delete_one(queries[0])
         return int(done.raw_result["n"])
-
-
-async def _all(calls: Iterable[Awaitable[Any]]) -> list[Any]:
-    """Wait for all calls, and raise an error of one."""
-    waiting = [*calls]
-    if len(waiting) == 1:  # A task for it would cost as much as the rest of a small plan.
-        return [await waiting[0]]
-    results = await asyncio.gather(*waiting, return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return results

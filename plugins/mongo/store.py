@@ -34,13 +34,12 @@ from .counts import Counts
 from .documents import Sequencer, is_text
 from .events import Events
 from .identifiers import Identifiers, declared_traits
-from .known import ERASURES_SECONDS, Known
+from .profiles import ERASURES_SECONDS, Known, Visitors
 from .schema import META, Preparation, Schema
 from .steps import Steps
 from .subscriptions import Subscriptions, Upgrade, apply_all
 from .url import DEFAULT_URL
 from .verification import Verification
-from .visitors import Visitors
 from .writer import Writer
 
 _log = logging.getLogger("engage.storage.mongo")

@@ -43,8 +43,8 @@ from .documents import (
     subject_id,
     subject_of,
 )
-from .known import ensure_user
 from .paging import STEP
+from .profiles import Visitors, ensure_user, parts
 from .schema import (
     EVENTS,
     HISTORY,
@@ -58,7 +58,6 @@ from .schema import (
     VISITORS,
 )
 from .tables import FORMS
-from .visitors import Visitors, parts
 
 #: Ids whose subscription choices are changed at once: a change takes several calls of a server.
 _AT_ONCE: Final = 16

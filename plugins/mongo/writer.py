@@ -28,12 +28,13 @@ from bson.objectid import ObjectId
 
 from engage.api import Event, Outcome, Status, StorageUnavailable
 from engage.store.changes import EncodedChange
+from engage.store.events import Changing, UnstorableError
 
 from .arrivals import Arrivals, Run
 from .connection import DUPLICATE, Connection
-from .documents import Sequencer, UnstorableError, any_of, encode_event, event_id
+from .documents import Sequencer, any_of, encode_event, event_id
 from .events import Events
-from .known import Known
+from .profiles import Known
 from .schema import EVENTS
 from .steps import Steps
 
@@ -83,9 +84,9 @@ class Batch:
             if first is not None:
                 self._repeats.append((index, first))
                 continue
-            event_changes = changes(event)
             seq = sequence()
             try:
+                event_changes = changes(event)
                 document = encode_event(event, key, seq, mark if event_changes else None)
             except UnstorableError as error:
                 self._refused[index] = str(error)
@@ -97,7 +98,7 @@ class Batch:
             self.documents.append(document)
             self.ids.append(key)
 
-    def changing(self) -> list[tuple[Event, Sequence[EncodedChange]]]:
+    def changing(self) -> list[Changing]:
         """Return all events that have changes, each with its changes, stored or not."""
         return [
             (self._events[index], event_changes)
@@ -123,7 +124,7 @@ class Batch:
         return [position for position, code in self._codes.items() if code == DUPLICATE]
 
     @property
-    def stored(self) -> list[tuple[Event, Sequence[EncodedChange]]]:
+    def stored(self) -> list[Changing]:
         """The newly stored events that have changes, each with its changes."""
         return [
             (self._events[index], event_changes)
@@ -263,9 +264,7 @@ class Writer:
             async with self._changing:
                 await self._apply_cut_off(batch)
 
-    async def _insert_and_change(
-        self, batch: Batch, changing: Sequence[tuple[Event, Sequence[EncodedChange]]]
-    ) -> None:
+    async def _insert_and_change(self, batch: Batch, changing: Sequence[Changing]) -> None:
         """Insert events of which some have changes, and apply the changes."""
         inserting = asyncio.ensure_future(self._connection.insert(EVENTS, batch.documents))
         try:
@@ -297,7 +296,7 @@ class Writer:
                     "an event is refused as a duplicate, but not stored (a unique index?)"
                 )
 
-    def _cut_off(self, batch: Batch) -> list[tuple[Event, Sequence[EncodedChange]]]:
+    def _cut_off(self, batch: Batch) -> list[Changing]:
         """Return the duplicates whose changes may not be durable, each with its changes."""
         return [
             (event, self._known.changes(event))

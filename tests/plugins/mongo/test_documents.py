@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engage.api import Event, Status, render_time
+from engage.store.events import UnstorableError
 from engage.testing import WORKSPACE, event, identify
 from engage_plugins.mongo import documents
 from engage_plugins.mongo.schema import PLACES, SAFE_SHARD_KEYS
@@ -154,12 +155,12 @@ def test_indexed_fields_come_from_the_event() -> None:
 @pytest.mark.parametrize("value", [2**63, 2**64 - 1])
 def test_an_integer_beyond_64_bits_is_refused(value: int) -> None:
     event = dataclasses.replace(make_event({}), body=b'{"n": %d}' % value)
-    with pytest.raises(documents.UnstorableError):
+    with pytest.raises(UnstorableError):
         encode(event)
 
 
 def test_an_event_of_more_than_16_mib_is_refused() -> None:
-    with pytest.raises(documents.UnstorableError, match="16 MiB"):
+    with pytest.raises(UnstorableError, match="16 MiB"):
         encode(make_event({"text": "x" * (16 * 1024 * 1024)}))
 
 

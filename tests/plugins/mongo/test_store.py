@@ -200,7 +200,7 @@ async def test_a_write_is_as_few_commands_as_possible(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Once a second, a write looks for erasures.
-    monkeypatch.setattr("engage_plugins.mongo.known.ERASURES_SECONDS", 600)
+    monkeypatch.setattr("engage_plugins.mongo.profiles.ERASURES_SECONDS", 600)
     server = mongo.shared(PROXIED)
     with Proxy(server.address) as proxy:
         url = proxy.url(f"engage_test_{os.urandom(6).hex()}")
@@ -214,7 +214,7 @@ async def test_a_write_is_as_few_commands_as_possible(
             assert await commands(*(event(str(n)) for n in range(500))) == ["insert"]
             many = [identify(f"i{n}", f"u{n % 50}", n, traits={"n": n}) for n in range(200)]
             assert await commands(*many) == ["find", "insert", "update"]
-            linked = [event(f"t{n}", user_id="u1", anonymous_id="v") for n in range(3)]
+            linked = [event(f"t{n}", user_id="u1", anonymous_id="v", received=n) for n in range(3)]
             assert await commands(linked[0]) == ["find", "insert", "update"]
             # The link is known to be durable and needs no command.
             assert await commands(*linked[1:]) == ["insert"]

@@ -20,7 +20,7 @@ from engage.store import changes
 from engage.store import identifiers as planned
 from engage.testing import WORKSPACE, event, identify
 from engage.testing.factories import TIME, all_pages, user, visitor
-from engage_plugins.mongo import people, visitors
+from engage_plugins.mongo import people, profiles
 from engage_plugins.mongo.store import MongoStorage
 from support import mongo
 from support.mongo_proxy import Proxy
@@ -97,7 +97,7 @@ async def test_a_known_link_becomes_earlier(
     tmp_path: Path, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Once a second, a write looks for erasures.
-    monkeypatch.setattr("engage_plugins.mongo.known.ERASURES_SECONDS", 600)
+    monkeypatch.setattr("engage_plugins.mongo.profiles.ERASURES_SECONDS", 600)
     url = url_of(proxy)
     async with mongo.opened(tmp_path, url) as store:
 
@@ -275,7 +275,7 @@ async def test_expiry_looks_at_all_visitors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Most of the old ones may belong to somebody. A call continues where the last one ended."""
-    monkeypatch.setattr(visitors, "BATCH", 2)
+    monkeypatch.setattr(profiles, "BATCH", 2)
     url = mongo.shared(ATOMIC).url()
     async with mongo.opened(tmp_path, url) as store:
         free = {2, 5, 6, 7}
