@@ -315,10 +315,15 @@ def insert(db: sqlite3.Connection, head: str, rows: Sequence[Sequence[Any]], tai
     :param tail: ``ON CONFLICT …``.
     :return: how many rows were inserted or updated.
     """
-    count = 0
-    for chunk in _chunks(rows):
-        statement = f"{head} VALUES {_marks(len(chunk), len(chunk[0]))} {tail}"
-        count += db.execute(statement, _flatten(chunk)).rowcount
+    count, start, left = 0, 0, len(rows)
+    # Most calls have no row, or one.
+    for size in _CHUNK_SIZES if left > 2 else (left or 1,):
+        while left >= size:
+            chunk = rows[start : start + size]
+            statement = f"{head} VALUES {_marks(size, len(chunk[0]))} {tail}"
+            values = [*itertools.chain.from_iterable(chunk)]
+            count += db.execute(statement, values).rowcount
+            start, left = start + size, left - size
     return count
 
 
@@ -336,7 +341,7 @@ def look_up(db: sqlite3.Connection, query: str, keys: Iterable[Sequence[Any]]) -
         chunks = (keys[start : start + most] for start in range(0, len(keys), most))
         return [row for chunk in chunks for row in look_up(db, query, chunk)]
     size, width = 1 << (len(keys) - 1).bit_length(), len(keys[0])
-    values = _flatten(keys)
+    values = [*itertools.chain.from_iterable(keys)]
     values += [None] * ((size - len(keys)) * width)
     return db.execute(_statement(query, size, width), values).fetchall()
 
@@ -350,20 +355,3 @@ def _statement(query: str, count: int, width: int) -> str:
 def _marks(count: int, width: int) -> str:
     """Return ``(?, …), (?, …), …`` for a number of rows of the same width."""
     return ",".join(["(" + ",".join("?" * width) + ")"] * count)
-
-
-def _chunks(rows: Sequence[Sequence[Any]]) -> Iterator[Sequence[Sequence[Any]]]:
-    start, left = 0, len(rows)
-    if left <= 2:
-        # Most calls have no row, or one.
-        if left:
-            yield rows
-        return
-    for size in _CHUNK_SIZES:
-        while left >= size:
-            yield rows[start : start + size]
-            start, left = start + size, left - size
-
-
-def _flatten(rows: Sequence[Sequence[Any]]) -> list[Any]:
-    return [*itertools.chain.from_iterable(rows)]
