@@ -142,6 +142,7 @@ def fold(
     changes: Iterable[tuple[Event, Sequence[EncodedChange]]],
     known_links: Mapping[Pair, int],
     identifiers: Mapping[str, Collection[str]],
+    before: FoldedChanges | None = None,
 ) -> FoldedChanges:
     """Return the changes of a write, folded.
 
@@ -149,8 +150,9 @@ def fold(
     :param known_links: links that are stored, and when the first event was received; later links
         are left out.
     :param identifiers: workspace id → the traits by which its users are looked up.
+    :param before: what they are added to.
     """
-    folded = FoldedChanges()
+    folded = FoldedChanges() if before is None else before
     for event, event_changes in changes:
         workspace, at = event.workspace_id, event.timestamp
         version = (at, event.message_id, event.origin)

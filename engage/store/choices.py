@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import struct
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from engage.api import (
@@ -224,6 +224,52 @@ def state(workspace_id: str, subject: Subject) -> Steps[dict[str, bool]]:
     return {row[3]: bool(row[4]) for row in stored[whose]}
 
 
+def unlike(
+    whose: Key, choices: Mapping[str, tuple[int, int]], records: Iterable[tuple[str, int, int]]
+) -> list[str]:
+    """Return the groups of which the choice of a subject is not as its history says, or missing.
+
+    :param choices: group id → whether it is subscribed, and when it was updated.
+    :param records: the group id, the choice and the time of each audit record, in their order.
+    """
+    said = Chooser(whose, ())
+    workspace, kind, name = whose
+    for group, after, at in records:
+        change = SubscriptionChange(
+            id="",
+            workspace_id=workspace,
+            subject=Subject(KIND_OF[kind], name),
+            choices={group: bool(after)},
+            at=at,
+            how="",
+        )
+        said.apply(change)
+    wanted = {group: (row[4], row[5]) for group, row in said.choices.items()}
+    # A choice that is repeated is later than its record.
+    return [
+        group
+        for group in sorted({*choices, *wanted})
+        if group not in choices
+        or group not in wanted
+        or choices[group][0] != wanted[group][0]
+        or choices[group][1] < wanted[group][1]
+    ]
+
+
+@plan()
+def unproven(workspace_id: str, subject: Subject) -> Steps[list[str] | None]:
+    """Return the groups of which a choice is not as the history says; ``None``: its history changed
+    meanwhile."""
+    whose = _whose(workspace_id, subject)
+    equal = dict(zip(_SUBJECT, whose, strict=True))
+    records = yield from every(HISTORY, by=_SUBJECT, equal=equal)
+    stored = yield Under(CHOICES, [whose])
+    if records != (yield from every(HISTORY, by=_SUBJECT, equal=equal)):
+        return None
+    choices = {row[3]: (row[4], row[5]) for row in stored[whose]}
+    return unlike(whose, choices, [(row[5], row[7], row[8]) for row in records])
+
+
 @plan()
 def preferences(
     workspace_id: str, subject: Subject, identifier: tuple[str, str] | None, key: str | None
@@ -377,6 +423,11 @@ class Choices(Executor):
         :param since: the least ``at``.
         """
         return await self.read(history, workspace_id, subject, since, after, limit)
+
+    async def unproven(self, workspace_id: str, subject: Subject) -> Sequence[str] | None:
+        """Return the groups of which the choice of a subject is not as its history says, or is
+        missing; ``None`` if the history changed meanwhile."""
+        return await self.read(unproven, workspace_id, subject)
 
     async def erase_choices(
         self, workspace_id: str, subject: Subject, pseudonym: str

@@ -67,6 +67,8 @@ _by_first: Final = attrgetter("first")
 _STEP: Final = 256
 #: A user, the linked anonymous ids, and the visitors that are merged, by their links.
 _User = tuple[Profile, Sequence[str], Sequence[Profile]]
+#: The row of a user, visitor or group, and those of its traits and memberships.
+PersonRows = tuple[Row, Sequence[Row], Sequence[Row]]
 
 
 def _profile(row: Row) -> Profile:
@@ -284,6 +286,26 @@ def scan_groups(
     return Page(groups, found.cursor)
 
 
+@plan()
+def scan_rows(kind: int, after: str | None, limit: int) -> Steps[Page[PersonRows]]:
+    """Return a page of people as they are stored; see
+    :meth:`~engage.store.facade.Storage.scan_rows`."""
+    rows, place, more = yield Pages(
+        PROFILES, limit, equal={"kind": kind}, after=place_of(after, NUMBER)
+    )
+    people, size = [], 0
+    for one in starmap(Profile, rows):
+        people.append(one)
+        size += one.trait_bytes
+        if size > MAX_PAGE_BYTES:
+            place, more = (one.number,), True
+            break
+    traits = yield Under(TRAITS, [one.person for one in people])
+    groups = yield from _groups(people if kind != GROUP else ())
+    found = [(one.row, traits[one.person], groups.get(one.person, ())) for one in people]
+    return Page(found, cursor_of(place) if more else None)
+
+
 # ----------------------------------------------------------------------------------------- links
 @plan()
 def links_to(workspace_id: str, anonymous_id: str) -> Steps[list[tuple[str, int]]]:
@@ -465,6 +487,11 @@ class People(Executor):
         if not is_text(user_id):
             return []
         return await self.read(linked_to, workspace_id, user_id)
+
+    async def scan_rows(self, kind: Kind, *, after: str | None, limit: int) -> Page[PersonRows]:
+        """Return one page of all users, visitors or groups as they are stored, not merged, with
+        those of whom there are only links; each once."""
+        return await self.read(scan_rows, KINDS[kind], after, limit)
 
     async def scan_links(self, *, after: str | None, limit: int) -> Page[StoredLink]:
         """Return one page of all links and decisions, in any order; each once."""

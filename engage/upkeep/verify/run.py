@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -21,14 +21,15 @@ from engage.api import (
     Kind,
     StorageContext,
     StorageUnavailable,
+    Subject,
     render_time,
     suppressed_address,
 )
 from engage.store.facade import Storage
+from engage.store.profiles import KIND_OF, Person
 from engage.store.suppressions import HASHED
 from engage.upkeep.export import all_pages
-from engage.upkeep.tombstones import Tombstones
-from engage.upkeep.verify.choices import confirm_choices, keep_choices, keep_history
+from engage.upkeep.tombstones import PSEUDONYM, Tombstones
 from engage.upkeep.verify.letters import check_letters
 from engage.upkeep.verify.notes import Notes
 from engage.upkeep.verify.people import (
@@ -36,10 +37,11 @@ from engage.upkeep.verify.people import (
     Rules,
     compare_people,
     keep_changes,
+    keep_choice,
     keep_link,
-    keep_profile,
+    keep_person,
 )
-from engage.upkeep.verify.report import Report
+from engage.upkeep.verify.report import TRIES, Doubt, Report
 
 __all__ = ["Settings", "verify"]
 
@@ -150,11 +152,14 @@ class _Run:
         # An erasure that is not done, or that begins later, may be half of one.
         before = await self._erased(done=True)
         with contextlib.closing(Notes()) as notes:
-            await keep_choices(store, notes)
-            await self._keep_profiles(notes)
+            await self._keep_people(notes)
             await self._keep_events(notes, late_since, before)
             after = await self._erased()
-            await keep_history(store, notes, after.newest())
+            async for record in self._all("choices", store.history, None, None):
+                # The records of erased people stay.
+                name, erased = record.subject.id, after.newest()
+                if not (name.startswith(PSEUDONYM) and record.workspace_id in erased):
+                    keep_choice(notes, record)
             unfinished = {*await store.unfinished()}
 
             def doubt(workspace: str, kind: Kind, name: str) -> str | None:
@@ -173,16 +178,14 @@ class _Run:
             notes.sort()
             rules = Rules(
                 limits=settings.context.profile_limits,
-                identifiers=settings.context.identifiers,
                 horizon=await self._horizon(now),
                 erased=after.newest(),
-                erasing=after.newer_than(before),
                 visitors_before=float("-inf") if days is None else now - days * DAY_MS,
                 full=notes.full(settings.context.profile_limits.visitors),
                 doubt=doubt,
             )
             wrong = compare_people(notes, rules, self.report, self._on_progress)
-        await confirm_choices(store, wrong, self.report, doubt)
+        await self._confirm_choices(wrong, doubt)
 
     # ------------------------------------------------------------------------------- what is read
     async def _all(self, what: str, scan: Callable[..., Any], *first: Any) -> AsyncIterator[Any]:
@@ -200,17 +203,31 @@ class _Run:
         if what in ("events", "suppressions"):
             self.report.checked[what] = count
 
-    async def _keep_profiles(self, notes: Notes) -> None:
-        """Keep the profiles and links."""
-        store = self._store
-        async for user in self._all("users", store.scan_users, None):
-            keep_profile(notes, Kind.USER, user.user_id, user)
-        async for one in self._all("visitors", store.scan_visitors, None):
-            keep_profile(notes, Kind.VISITOR, one.anonymous_id, one)
-        async for group in self._all("groups", store.scan_groups, None):
-            keep_profile(notes, Kind.GROUP, group.group_id, group)
-        async for link in self._all("links", store.scan_links):
+    async def _keep_people(self, notes: Notes) -> None:
+        """Keep the choices, the people and their links."""
+        async for choice in self._all("choices", self._store.scan_subscriptions, None):
+            keep_choice(notes, choice)
+        for kind in Kind:
+            async for rows in self._all(f"{kind.name.lower()}s", self._store.scan_rows, kind):
+                keep_person(notes, rows)
+        async for link in self._all("links", self._store.scan_links):
             keep_link(notes, link)
+
+    async def _confirm_choices(self, people: Sequence[Person], doubt: Doubt) -> None:
+        """Read the choices again that differ: they may have changed between the two scans."""
+        for workspace, number, name in people:
+            kind, groups = KIND_OF[number], None
+            for _ in range(TRIES):
+                groups = await self._store.unproven(workspace, Subject(kind, name))
+                if groups is not None:
+                    break
+            else:
+                self.report.unprovable["choices", "changed all the time"] += 1
+            for group in groups or ():
+                message = (
+                    f"{workspace}: {group!r} of {kind} {name!r} is not as its last record says"
+                )
+                self.report.judge("choices", message, doubt(workspace, kind, name))
 
     async def _keep_events(self, notes: Notes, late_since: int, erased: Tombstones) -> None:
         """Check all events, and keep their changes."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engage.api import MAX_CANDIDATES
+from engage.api import MAX_CANDIDATES, Kind
 from engage.store import changes, people
 from engage.testing import WORKSPACE, event, identify
 from engage.testing.factories import TIME, all_pages, profile_of, store_all, user, visitor
@@ -73,6 +73,9 @@ async def test_a_page_of_users_has_a_maximum_size_with_their_visitors(
     page = await store.scan_users(WORKSPACE, after=None, limit=100)
     assert [one.user_id for one in page.items] == ["u0", "u1"]
     assert len(await all_pages(store.scan_users, WORKSPACE)) == 6
+    rows = await store.scan_rows(Kind.VISITOR, after=None, limit=100)
+    assert [row[2] for row, _, _ in rows.items] == ["v0", "v1"]
+    assert len(await all_pages(store.scan_rows, Kind.VISITOR)) == 6
 
 
 async def test_indexes_serve_what_is_read_of_people(store: SqliteStorage) -> None:

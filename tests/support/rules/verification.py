@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engage.api import API_ORIGIN, OPERATOR_ORIGIN, StoredLink, StoreProblem
+from engage.api import API_ORIGIN, OPERATOR_ORIGIN, Kind, StoredLink, StoreProblem
 from engage.testing.factories import (
     AWKWARD,
     TIME,
@@ -17,7 +17,7 @@ from engage.testing.factories import (
     store_all,
 )
 from engage.testing.storage.harness import on_open
-from support.rules.visitors import decision
+from support.rules.visitors import decision, visit
 
 
 def _by_name(link: StoredLink) -> tuple[str, str]:
@@ -25,7 +25,7 @@ def _by_name(link: StoredLink) -> tuple[str, str]:
 
 
 class VerificationTests:
-    """``problems``, ``scan_links``, ``unfinished``."""
+    """``problems``, ``scan_links``, ``scan_rows``, ``unfinished``."""
 
     @on_open
     async def test_a_healthy_store_has_no_problems(self, store: Any) -> None:
@@ -106,3 +106,24 @@ class VerificationTests:
         for limit in (1, 7, 1000):
             found = await all_pages(store.scan_links, limit=limit)
             assert sorted(map(_by_name, found)) == sorted(pairs)
+
+    @on_open
+    async def test_people_are_scanned_once_as_they_are_stored(self, store: Any) -> None:
+        await store_all(
+            store,
+            identify("1", "u", anonymous_id="v", traits={"a": 1}),
+            identify("2", "u", 5, traits={"a": 2}),
+            visit("3", "v", traits={"b": 1}),
+            event("4", type="group", user_id="u", groupId="g", traits={"c": 1}),
+        )
+        for limit in (1, 100):
+            found = {kind: await all_pages(store.scan_rows, kind, limit=limit) for kind in Kind}
+            for kind, name, trait, groups in (
+                (Kind.USER, "u", ("a", TIME + 5, b"2", "2"), [("g", TIME, "4", API_ORIGIN, 1)]),
+                (Kind.VISITOR, "v", ("b", TIME, b"1", "3"), []),
+                (Kind.GROUP, "g", ("c", TIME, b"1", "4"), []),
+            ):
+                ((row, traits, memberships),) = found[kind]
+                assert (row[2], row[3]) == (name, TIME)
+                assert [one[3:7] for one in traits] == [trait]
+                assert [one[3:] for one in memberships] == groups
