@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import sys
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from engage.api import EngageError, StorageUnavailable
+from engage.api import EngageError, StorageError, StorageUnavailable
 from engage.cli.check import lag_of
 from engage.cli.common import (
     CommandFailed,
@@ -33,20 +34,25 @@ from engage.upkeep.verify import verify as verified
 @click.command(epilog="\b\nExample:\n  engage verify --json > verified.json")
 @config_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.option("--repair", is_flag=True, help="Repair users, visitors, groups and links.")
 @click.pass_context
-def verify(ctx: click.Context, config_path: Path, as_json: bool) -> None:
+def verify(ctx: click.Context, config_path: Path, as_json: bool, repair: bool) -> None:
     """Prove that the store is what its events say.
 
     Reads everything, also while the server runs, and changes nothing. Compares users, visitors,
-    groups and links with the merge of the stored events, and keys, choices and dead letters with
-    what they follow from. What depends on more than the stored events is counted as unprovable.
+    groups and links with what the stored events make of them, and keys, choices and dead letters
+    with what they follow from. What depends on more than the stored events is counted as
+    unprovable.
+
+    With --repair, deletes what no event made of users, visitors, groups and links that differ, and
+    applies their events again. Then it verifies the store once more: the result is the second one.
 
     The exit status is 1 if something differs, and 2 if the store could not be looked at.
     """
     started = time.monotonic()
     try:
         config = load(config_path, reads_with=("log", "erasures"))
-        report = asyncio.run(_verify(registry_of(ctx, config), config))
+        report = asyncio.run(_verify(registry_of(ctx, config), config, repair=repair))
     except (EngageError, OSError) as error:
         CommandFailed(error).show()
         ctx.exit(2)
@@ -58,12 +64,15 @@ def verify(ctx: click.Context, config_path: Path, as_json: bool) -> None:
     for failure in report.failures:
         click.echo(f"engage: could not be looked at: {safe(failure)}", err=True)
     if report.different:
+        if repair:
+            names = ", ".join(report.different)
+            click.echo(f"engage: not repaired: {names}: see docs/verify.md#repairing", err=True)
         ctx.exit(1)
     if report.failures:
         ctx.exit(2)
 
 
-async def _verify(registry: Registry, config: Config) -> Report:
+async def _verify(registry: Registry, config: Config, *, repair: bool) -> Report:
     # What the loaders of a log have not stored yet changes profiles while they are read.
     lag = await lag_of(registry, config)
     if lag is not None and lag.error is not None:
@@ -76,13 +85,24 @@ async def _verify(registry: Registry, config: Config) -> Report:
         erasures_key=config.erasures.key,
     )
     async with opened(registry, config) as store:
+        if repair and not store.rebuilds:
+            raise StorageError("this storage cannot repair itself: see docs/verify.md#repairing")
         with Progress("read") as progress:
-            return await verified(
+            look = functools.partial(
+                verified,
                 store,
                 settings,
                 clock=now,
                 on_progress=lambda what, count: progress.show(count, noun=what),
             )
+            report = await look(repair=repair)
+            if report.repaired:
+                for what, message in report.differences:
+                    click.echo(f"engage: was different: {what}: {safe(message)}", err=True)
+                again = await look()
+                again.repaired = report.repaired
+                report = again
+            return report
 
 
 def _document(report: Report, seconds: float) -> dict[str, object]:
@@ -96,6 +116,7 @@ def _document(report: Report, seconds: float) -> dict[str, object]:
         ],
         "failures": report.failures,
         "seconds": round(seconds, 1),
+        **({"repaired": report.repaired} if report.repaired else {}),
     }
 
 
@@ -112,5 +133,7 @@ def _print(report: Report, seconds: float) -> None:
         click.echo(f"engage: different: {what}: {safe(message)}", err=True)
     if (more := report.different.total() - len(report.differences)) > 0:
         click.echo(f"engage: and {more:,} more", err=True)
+    if report.repaired:
+        print_counts("repaired", dict(report.repaired))
     if sys.stdout.isatty():
         click.echo(f"{seconds:,.0f} s")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from engage.api import (
     EVENT_TYPES,
@@ -24,7 +24,8 @@ from engage.store.keys import (
     is_text,
 )
 from engage.store.pages import cursor_of, place_of
-from engage.store.profiles import KNOWN_LINKS, USER
+from engage.store.people import Wrong, forget
+from engage.store.profiles import KNOWN_LINKS, USER, Person
 from engage.store.tables import (
     MAX_ROWS,
     Add,
@@ -300,6 +301,15 @@ def reapply(rows: Sequence[Row]) -> Steps[None]:
     yield from apply([changing(event_of(row)) for row in rows])
 
 
+@plan()
+def rebuild(person: Person, wrong: Wrong, events: Sequence[tuple[str, str, str]]) -> Steps[None]:
+    """Delete what no event made of somebody, and apply events again; see :meth:`Events.rebuild`."""
+    yield from forget(person, wrong)
+    stored = yield Get(EVENTS, events)
+    left = [event_of(row) for row in stored.values() if row[_TYPE] != ERASED_TYPE]
+    yield from apply([*map(changing, left)])
+
+
 # --------------------------------------------------------------------------------------- storage
 class Events(Executor):
     """Writing, finding, reading and expiring events."""
@@ -416,3 +426,16 @@ class Events(Executor):
     async def reapply(self, events: Sequence[Event]) -> None:
         """Apply the changes of stored events again: an erased profile had them."""
         await self.run(reapply, [*map(row_of, events)])
+
+    #: Whether it can :meth:`rebuild`, which a storage without transactions cannot.
+    rebuilds: ClassVar[bool] = True
+
+    async def rebuild(
+        self, person: Person, wrong: Wrong, events: Sequence[tuple[str, str, str]]
+    ) -> None:
+        """Delete what no event made of a user, visitor or group, unless it was changed meanwhile,
+        and apply the changes of events again that are stored. Choices and their times stay.
+
+        :param events: their identities, at most a thousand; others of the person in other calls.
+        """
+        await self.run(rebuild, person, wrong, events)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import starmap
-from operator import attrgetter
-from typing import Any, Final, TypeVar
+from operator import attrgetter, itemgetter
+from typing import Any, Final, NamedTuple, TypeVar
 
 import orjson
 
@@ -22,12 +22,14 @@ from engage.api import (
     Registers,
     StoredLink,
     UserProfile,
+    Version,
     VisitorProfile,
 )
 from engage.store.keys import is_text
 from engage.store.pages import NUMBER, cursor_of, page, place_of
 from engage.store.profiles import (
     GROUP,
+    IDENTIFIERS,
     KINDS,
     KNOWN_LINKS,
     LINKS,
@@ -54,6 +56,7 @@ from engage.store.tables import (
     Executor,
     Get,
     Pages,
+    Put,
     Remember,
     Row,
     Steps,
@@ -380,6 +383,51 @@ def erase(workspace_id: str, kind: int, name: str) -> Steps[bool]:
     yield Remember(KNOWN_LINKS, None)
     # Somebody of whom there are only links is no user yet.
     return any(one.exists for one in starmap(Profile, stored.values()))
+
+
+# -------------------------------------------------------------------------------------- repairing
+class Wrong(NamedTuple):
+    """What is stored of somebody, and no event made it."""
+
+    #: Trait → version.
+    traits: dict[str, Version]
+    #: Group id → version.
+    memberships: dict[str, Version]
+    #: Anonymous id → the first event of the link.
+    links: dict[str, Version | None]
+    #: The times of the first and the last event, as they are stored and as they should be.
+    stored_times: tuple[int, int] | None = None
+    times: tuple[int, int] | None = None
+
+
+def forget(person: Person, wrong: Wrong) -> Steps[None]:
+    """Delete what is wrong, unless it was changed meanwhile, and count what is left."""
+    yield Remember(KNOWN_LINKS, None)
+    stored = yield Get(PROFILES, [person])
+    if person not in stored:
+        return
+    one, left = Profile(*stored[person]), []
+    for table, versions, version in (
+        (TRAITS, wrong.traits, itemgetter(4, 6, 7)),
+        (MEMBERSHIPS, wrong.memberships, itemgetter(4, 5, 6)),
+        (LINKS, wrong.links, lambda row: LinkRow(*row).first),
+    ):
+        rows = (yield Under(table, [person]))[person]
+        gone = [row[:4] for row in rows if row[3] in versions and version(row) == versions[row[3]]]
+        yield Delete(table, gone)
+        if table is TRAITS:
+            yield Delete(IDENTIFIERS, gone)
+        left.append([row for row in rows if row[:4] not in gone])
+    traits, memberships, links = left
+    if wrong.stored_times == (one.created_at, one.updated_at):
+        one.created_at, one.updated_at = wrong.times or (None, None)
+    one.traits, one.trait_bytes = sum(row[-1] > 0 for row in traits), sum(row[-1] for row in traits)
+    one.memberships = len(memberships)
+    one.links = sum(row[4] is not None for row in links)
+    if one.exists or traits or memberships or links:
+        yield Put(PROFILES, [one.row])
+    else:
+        yield from delete_profiles([person])
 
 
 # --------------------------------------------------------------------------------------- storage

@@ -74,6 +74,7 @@ class MongoStorage(Storage):
     """The storage that keeps everything in one MongoDB database."""
 
     concurrent_writes = 2  # with more, they are smaller, which costs as much as the overlap gains
+    rebuilds = False
 
     def __init__(self, connection: Connection, context: StorageContext) -> None:
         self._connection = connection

@@ -55,6 +55,47 @@ def test_differences_are_named_and_the_status_is_1(config: Path) -> None:
     assert "\x1b" not in done.stderr
 
 
+def test_what_differs_is_repaired(config: Path) -> None:
+    damage(config.parent / "engage.db", ["UPDATE traits SET value = '\"free\"'"])
+    done = run("verify", "--config", config, "--repair")
+    assert done.exit_code == 0
+    lines = sorted(done.stderr.splitlines())
+    assert lines[0] == (
+        "engage: was different: users: acme: 'ann': the trait 'plan' differs from the events"
+    )
+    assert "users\tchecked=2\tdifferent=0\tunprovable=0\n" in done.stdout
+    assert "repaired\tusers=2\n" in done.stdout
+    assert run("verify", "--config", config).exit_code == 0
+    done = run("verify", "--config", config, "--repair", "--json")
+    assert done.exit_code == 0
+    assert "repaired" not in json.loads(done.stdout)
+    damage(config.parent / "engage.db", ["DELETE FROM traits"])
+    done = run("verify", "--config", config, "--repair", "--json")
+    assert json.loads(done.stdout)["repaired"] == {"users": 2}
+
+
+def test_a_store_is_repaired_while_the_server_writes(tmp_path: Path) -> None:
+    with start_server(tmp_path) as server:
+        event = {"userId": "ann", "traits": {"plan": "pro"}}
+        assert server.post("/v1/identify", event).status_code == 200
+        damage(server.database, ["UPDATE traits SET value = '\"free\"'"])
+        done = run("verify", "--config", server.config, "--repair")
+        assert (done.exit_code, "repaired\tusers=1\n" in done.stdout) == (0, True)
+        assert server.post("/v1/identify", {**event, "traits": {"n": 1}}).status_code == 200
+        (user,) = server.export("users")
+        assert user["traits"] == {"plan": "pro", "n": 1}
+
+
+def test_what_only_the_storage_sees_is_not_repaired(config: Path) -> None:
+    damage(config.parent / "engage.db", ["UPDATE profiles SET traits = 7"])
+    done = run("verify", "--config", config, "--repair")
+    assert done.exit_code == 1
+    assert done.stderr.endswith(
+        "engage: not repaired: counters of profiles: see docs/verify.md#repairing\n"
+    )
+    assert "repaired" not in done.stdout
+
+
 def test_the_result_can_be_json(config: Path) -> None:
     damage(config.parent / "engage.db", ["DELETE FROM traits"])
     done = run("verify", "--config", config, "--json")

@@ -186,9 +186,10 @@ def context_of(store: Any) -> StorageContext:
     return found
 
 
-async def verified(store: Any, **fields: Any) -> Report:
+async def verified(store: Any, *, repair: bool = False, **fields: Any) -> Report:
     """Verify an open store.
 
+    :param repair: repair it too.
     :param fields: of :class:`Settings`.
     """
     values: dict[str, Any] = {
@@ -197,7 +198,8 @@ async def verified(store: Any, **fields: Any) -> Report:
         "is_valid": SCHEMAS.is_valid,
         **fields,
     }
-    return await verify(store, Settings(**values), clock=lambda: time.time_ns() // 1_000_000)
+    settings = Settings(**values)
+    return await verify(store, settings, clock=lambda: time.time_ns() // 1_000_000, repair=repair)
 
 
 def healthy(report: Report) -> None:

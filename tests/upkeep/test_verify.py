@@ -27,7 +27,7 @@ from engage.api import (
 from engage.store import letters
 from engage.store.choices import HISTORY
 from engage.store.events import EVENTS
-from engage.store.people import erase
+from engage.store.people import Wrong, erase
 from engage.store.profiles import (
     CHOICES,
     GROUP,
@@ -42,6 +42,7 @@ from engage.store.profiles import (
 )
 from engage.store.tables import Delete, Put, Table
 from engage.testing.factories import IDENTIFIERS, TIME, user, visitor
+from engage.testing.storage.histories import everything
 from engage.upkeep.verify import Report
 from support import memory_store
 from support.memory_store import edit, run_steps
@@ -215,6 +216,10 @@ DAMAGE: dict[str, tuple[str, Callable[[Any], Any]]] = {
 }
 
 
+#: What is repaired: users also with their links.
+REPAIRED = ("users", "visitors", "groups", "links")
+
+
 @pytest.mark.parametrize("name", DAMAGE)
 async def test_damage_is_found(name: str) -> None:
     store = made()
@@ -224,6 +229,76 @@ async def test_damage_is_found(name: str) -> None:
     damage(store)
     report = await verified(store)
     assert what in report.different, (report.different, report.differences)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for name, (what, _) in DAMAGE.items() if what in REPAIRED and "event that" not in name],
+)
+async def test_damage_of_people_is_repaired(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engage.upkeep.verify.run._STEP", 2)
+    store = made()
+    await small(store)
+    before = await everything(store)
+    DAMAGE[name][1](store)
+    report = await verified(store, repair=True)
+    assert report.repaired.total() == 1
+    healthy(await verified(store))
+    assert await everything(store) == before
+
+
+async def test_a_value_of_a_lost_event_is_kept_if_the_loss_is_known() -> None:
+    store = made()
+    await small(store)
+    replace(store, body=b"{")
+    edit(store, TRAITS, *ANN, "plan", value=b'"free"')
+    report = await verified(store, repair=True)
+    assert report.different == {"events": 1, "users": 1, "links": 1}
+    assert not report.repaired
+
+
+async def test_the_repair_of_a_sound_store_changes_nothing() -> None:
+    store = made()
+    await fill(store)
+    tables = [PROFILES, TRAITS, MEMBERSHIPS, LINKS, CHOICES]
+    before = [store.stored.tables.rows(one) for one in tables]
+    report = await verified(store, repair=True)
+    assert not report.repaired
+    assert [store.stored.tables.rows(one) for one in tables] == before
+
+
+async def test_a_repair_keeps_what_was_written_since() -> None:
+    store = made()
+    await small(store)
+    later = (*ANN, "plan", TIME + 10**6, b'"max"', "later", "api", 10)
+    run_steps(store, Put(TRAITS, [later]))
+    wrong = Wrong({"plan": (TIME, "i", "api")}, {}, {}, (1, 1), (2, 2))
+    await store.rebuild(ANN, wrong, [("acme", "api", "i"), ("acme", "api", "unknown")])
+    assert later in store.stored.tables.rows(TRAITS)
+    profile = await store.profile("acme", "ann")
+    assert profile.created_at == TIME
+
+
+class Late(testing.MemoryStore):
+    """A store to which an event is written between a verification and the repair."""
+
+    async def rebuild(self, *arguments: Any) -> None:
+        traits = {"plan": "max"}
+        await self.write(
+            [full("late", type="identify", user_id="ann", traits=traits, at=now() - TIME)]
+        )
+        await super().rebuild(*arguments)
+
+
+async def test_an_event_that_arrives_during_a_repair_counts() -> None:
+    store = Late()
+    await small(store)
+    made_up = (*ANN, "plan", now() + 10**6, b'"free"', "m", "api", 10)
+    run_steps(store, Put(TRAITS, [made_up]))
+    assert (await verified(store, repair=True)).repaired == {"users": 1}
+    profile = await store.profile("acme", "ann")
+    assert profile is not None
+    assert profile.traits["plan"] == "max"
 
 
 async def test_ten_differences_are_kept_and_all_are_counted() -> None:
@@ -314,8 +389,12 @@ async def test_what_no_expired_event_can_have_made_is_different() -> None:
     assert report.unprovable == {("users", "made by events that expired"): 1}
     row = ("acme", USER, "u", "b", TIME + 6000, b"2", "m", "api", 4)
     run_steps(store, Put(TRAITS, [row]))
-    report = await verified(store, context=context)
+    report = await verified(store, context=context, repair=True)
     assert report.different == {"users": 1}
+    report = await verified(store, context=context)
+    healthy(report)
+    # What the expired event made is still there.
+    assert report.unprovable == {("users", "made by events that expired"): 1}
 
 
 async def test_visitors_that_may_have_expired_are_unprovable() -> None:

@@ -65,3 +65,11 @@ class Notes:
         rows = self._db.execute(query)
         for person, some in itertools.groupby(rows, operator.itemgetter(0, 1, 2)):
             yield person, (marshal.loads(row[-1]) for row in some)  # noqa: S302 - of this process
+
+    def about(self, person: Person) -> Iterator[Any]:
+        """Yield the records of a person."""
+        query = (
+            "SELECT record FROM notes WHERE workspace = ? AND kind = ? AND name = ? ORDER BY rowid"
+        )
+        for (record,) in self._db.execute(query, person):
+            yield marshal.loads(record)  # noqa: S302 - of this process

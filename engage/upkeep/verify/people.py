@@ -37,7 +37,7 @@ from engage.api import (
 )
 from engage.store.changes import EncodedChange, Traits, encode, fold
 from engage.store.choices import unlike
-from engage.store.people import PersonRows
+from engage.store.people import PersonRows, Wrong
 from engage.store.profiles import (
     GROUP,
     KIND_OF,
@@ -55,7 +55,9 @@ from engage.upkeep.verify.report import Doubt, Report
 __all__ = [
     "ERASING",
     "Rules",
+    "changed_by",
     "compare_people",
+    "identities",
     "keep_changes",
     "keep_choice",
     "keep_link",
@@ -113,10 +115,9 @@ class Rules:
 
 
 # ----------------------------------------------------------------------------------- what is kept
-def keep_changes(notes: Notes, event: Event, *, late: bool) -> None:
-    """Keep the changes of an event.
+def changed_by(event: Event) -> dict[Person, list[tuple[Any, ...]]]:
+    """Return the changes of an event: the name of the kind of each, and its values.
 
-    :param late: whether the people may have been read before it was stored.
     :raises Exception: any, if the event is damaged.
     """
     people: dict[Person, list[tuple[Any, ...]]] = {}
@@ -126,7 +127,16 @@ def keep_changes(notes: Notes, event: Event, *, late: bool) -> None:
             kind, name, values = Kind.USER, kind, [name, *values]
         person = (event.workspace_id, KINDS[kind], name)
         people.setdefault(person, []).append((type(change).__name__, *values))
-    for person, changes in people.items():
+    return people
+
+
+def keep_changes(notes: Notes, event: Event, *, late: bool) -> None:
+    """Keep the changes of an event.
+
+    :param late: whether the people may have been read before it was stored.
+    :raises Exception: any, if the event is damaged.
+    """
+    for person, changes in changed_by(event).items():
         version = (event.timestamp, event.message_id, event.origin)
         notes.add(person, ("event", late, event.received_at, version, changes))
 
@@ -160,6 +170,14 @@ def keep_choice(notes: Notes, one: SubscriptionState | SubscriptionRecord) -> No
         notes.add(person, ("record", one.group_id, one.after, one.at))
 
 
+def identities(person: Person, records: Iterable[Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield the identities of the events in the records of a person."""
+    for what, *fields in records:
+        if what == "event":
+            _, message_id, origin = fields[2]
+            yield person[0], origin, message_id
+
+
 class _One:
     """All that was kept of a user, a visitor or a group."""
 
@@ -178,6 +196,9 @@ class _One:
         #: Trait → the size of its largest value so far.
         self._sizes: dict[str, int] = {}
         self._late: list[tuple[Event, list[EncodedChange]]] = []
+        #: Whether something is proven to be wrong, and what no event made.
+        self.is_wrong = False
+        self.wrong = Wrong({}, {}, {})
         self.low = self.high = fold(self._early(records), {}, {})
         if self._late:
             self.high = fold(self._late, {}, {}, copy.deepcopy(self.low))
@@ -244,10 +265,15 @@ class _One:
 
 # --------------------------------------------------------------------------------------- comparing
 def compare_people(
-    notes: Notes, rules: Rules, report: Report, on_progress: Callable[[str, int], None]
+    notes: Notes,
+    rules: Rules,
+    report: Report,
+    on_progress: Callable[[str, int], None],
+    on_wrong: Callable[[Person, Wrong], None],
 ) -> list[Person]:
     """Compare everything that was kept.
 
+    :param on_wrong: called with those of whom something differs, but not their choices.
     :param on_progress: called often, with what is compared and how many there were.
     :return: those whose choices differ from their history.
     """
@@ -257,6 +283,8 @@ def compare_people(
         report.checked["choices"] += len(one.choices)
         _compare(one, rules, report)
         _compare_links(one, rules, report)
+        if one.is_wrong:
+            on_wrong(person, one.wrong)
         if unlike(person, one.choices, one.records):
             wrong.append(person)
         if number % _STEP == 0:
@@ -268,13 +296,23 @@ def _compare(one: _One, rules: Rules, report: Report) -> None:
     workspace, kind, name = one.person
     what, low, high = _NAMES[kind], one.low, one.high
     found = [*_times(one, rules)]
-    for text, stored, least, most in (
-        ("the trait", one.traits, low.traits, high.traits),
-        ("the membership in", one.memberships, low.memberships, high.memberships),
+    excuse = functools.partial(rules.excuse, one.person)
+    for text, stored, least, most, wrong in (
+        ("the trait", one.traits, low.traits, high.traits, one.wrong.traits),
+        (
+            "the membership in",
+            one.memberships,
+            low.memberships,
+            high.memberships,
+            one.wrong.memberships,
+        ),
     ):
-        registers = stored, least.get(one.person, {}), most.get(one.person, {})
-        for key, excuse in _registers(*registers, functools.partial(rules.excuse, one.person)):
-            found.append((f": {text} {key!r} {_DIFFERS}", excuse))
+        for key, reason in _registers(
+            stored, least.get(one.person, {}), most.get(one.person, {}), excuse
+        ):
+            found.append((f": {text} {key!r} {_DIFFERS}", reason))
+            if reason is None and key in stored:
+                wrong[key] = stored[key][0]
     if one.profile.exists or one.person in high.seen or (kind == USER and one.choices):
         report.checked[what] += 1
     if not found:
@@ -286,6 +324,9 @@ def _compare(one: _One, rules: Rules, report: Report) -> None:
         limited = limited or (_LIMITED if workspace in rules.full else None)
     reason = limited or rules.doubt(workspace, KIND_OF[kind], name) or reason
     report.judge(what, f"{workspace}: {name!r}{text}", reason)
+    one.is_wrong = reason is None
+    if not one.is_wrong:
+        one.wrong = Wrong({}, {}, {})
 
 
 def _times(one: _One, rules: Rules) -> Iterator[_Difference]:
@@ -298,21 +339,26 @@ def _times(one: _One, rules: Rules) -> Iterator[_Difference]:
         elif profile.exists and chosen is None:
             yield _UNMADE, None
     else:
-        early, late = (
-            rules.excuse(one.person, at) or chosen
-            for at in (profile.created_at, profile.updated_at)
-        )
-        if high is None:
+        first, last = times = profile.created_at, profile.updated_at
+        early, late = (rules.excuse(one.person, at) or chosen for at in times)
+        wanted: tuple[int, int] | None = times
+        if high is not None:
+            wanted = (
+                first if early else max(first, high[0]),
+                last if late else min(last, high[1]),
+            )
+            if first < high[0]:
+                yield _TIMES, early
+            if last > high[1]:
+                yield _TIMES, late
+            if low is not None and (first > low[0] or last < low[1]):
+                yield _TIMES, chosen
+        else:
             yield _UNMADE, early
-        elif low is not None and (profile.created_at > low[0] or profile.updated_at < low[1]):
-            yield _TIMES, chosen
-        elif profile.created_at < high[0]:
-            yield _TIMES, early
-        elif profile.updated_at > high[1]:
-            yield _TIMES, late
-    times = [at for *_, at in one.records]
-    first, last = min(times, default=None), max(times, default=None)
-    if chosen and (profile.chosen_first, profile.chosen_last) != (first, last):
+            wanted = times if early else None
+        one.wrong = one.wrong._replace(stored_times=times, times=wanted)
+    records: list[Any] = sorted(at for *_, at in one.records) or [None]
+    if chosen and (profile.chosen_first, profile.chosen_last) != (records[0], records[-1]):
         yield _TIMES, chosen
 
 
@@ -355,6 +401,10 @@ def _compare_links(one: _One, rules: Rules, report: Report) -> None:
         for text, excuse in _link(one, name, rules.horizon):
             reason = limited or rules.doubt(workspace, KIND_OF[kind], user) or excuse
             report.judge("links", f"{workspace}: {name!r} to {user!r} {text}", reason)
+            if reason is None:
+                one.is_wrong = True
+                if name in one.links:
+                    one.wrong.links[name] = one.links[name][0]
 
 
 def _link(one: _One, name: str, horizon: float) -> Iterator[_Difference]:

@@ -34,6 +34,8 @@ class Report:
     #: What and the reason → how many differ from the stored events for a reason that the store does
     #: not record, so that nobody can tell if they are right.
     unprovable: Counter[tuple[str, str]] = dataclasses.field(default_factory=Counter)
+    #: What → of how many the events were applied again.
+    repaired: Counter[str] = dataclasses.field(default_factory=Counter)
     #: Why something could not be looked at.
     failures: list[str] = dataclasses.field(default_factory=list)
 

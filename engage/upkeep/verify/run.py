@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
@@ -26,6 +27,7 @@ from engage.api import (
     suppressed_address,
 )
 from engage.store.facade import Storage
+from engage.store.people import Wrong
 from engage.store.profiles import KIND_OF, Person
 from engage.store.suppressions import HASHED
 from engage.upkeep.export import all_pages
@@ -35,7 +37,9 @@ from engage.upkeep.verify.notes import Notes
 from engage.upkeep.verify.people import (
     ERASING,
     Rules,
+    changed_by,
     compare_people,
+    identities,
     keep_changes,
     keep_choice,
     keep_link,
@@ -55,6 +59,10 @@ _REASONS: Final = {
 }
 #: Records of a page, and between two reports of the progress: larger pages need more memory.
 _STEP: Final = 1000
+#: How problems with events, or with the whole file, are named.
+_EVENTS: Final = ("events", "keys", "file")
+#: People who are repaired by one run, so that they fit in memory.
+_MOST_REPAIRED: Final = 100_000
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,15 +91,18 @@ async def verify(
     *,
     clock: Callable[[], int],
     on_progress: Callable[[str, int], None] = lambda _what, _count: None,
+    repair: bool = False,
 ) -> Report:
-    """Compare what a store has with what it follows from. Nothing is changed.
+    """Compare what a store has with what it follows from.
 
     :param store: an open store, which may be in use.
     :param clock: returns milliseconds since 1970 UTC.
     :param on_progress: called often, with what is read and how many there were.
+    :param repair: apply the events again of the people of whom something differs. Otherwise nothing
+        is changed.
     :return: what was found, also if the store failed meanwhile: see :attr:`Report.failures`.
     """
-    run = _Run(store, settings, clock, on_progress)
+    run = _Run(store, settings, clock, on_progress, repair=repair)
     for check in (run.problems, run.profiles, run.letters, run.suppressions):
         try:
             await check()
@@ -112,9 +123,14 @@ class _Run:
         settings: Settings,
         clock: Callable[[], int],
         on_progress: Callable[[str, int], None],
+        *,
+        repair: bool,
     ) -> None:
         self.report = Report()
         self._store = store
+        self._repairs = repair
+        #: Those whom events are to be applied again.
+        self._wrong: list[tuple[Person, Wrong]] = []
         self._settings, self._clock, self._on_progress = settings, clock, on_progress
 
     # ----------------------------------------------------------------------------- one part each
@@ -184,7 +200,8 @@ class _Run:
                 full=notes.full(settings.context.profile_limits.visitors),
                 doubt=doubt,
             )
-            wrong = compare_people(notes, rules, self.report, self._on_progress)
+            wrong = compare_people(notes, rules, self.report, self._on_progress, self._on_wrong)
+            await self._repair(notes, late_since)
         await self._confirm_choices(wrong, doubt)
 
     # ------------------------------------------------------------------------------- what is read
@@ -212,6 +229,35 @@ class _Run:
                 keep_person(notes, rows)
         async for link in self._all("links", self._store.scan_links):
             keep_link(notes, link)
+
+    def _on_wrong(self, person: Person, wrong: Wrong) -> None:
+        if self._repairs and len(self._wrong) < _MOST_REPAIRED:
+            self._wrong.append((person, wrong))
+
+    async def _repair(self, notes: Notes, late_since: int) -> None:
+        """Apply the events again of people who differ, some at a time: what a crash cuts off is
+        found, and done, by the next run.
+
+        If an event is missing or damaged, what is left of it elsewhere stays.
+        """
+        if any(what.endswith(_EVENTS) for what in self.report.different):
+            return
+        for number, (person, wrong) in enumerate(self._wrong):
+            events = identities(person, notes.about(person))
+            while True:
+                some = [*itertools.islice(events, _STEP)]
+                await self._store.rebuild(person, wrong, some)
+                wrong = Wrong({}, {}, {})
+                if len(some) < _STEP:
+                    break
+            self.report.repaired[f"{KIND_OF[person[1]].name.lower()}s"] += 1
+            self._on_progress("repaired", number)
+        if people := {person for person, _ in self._wrong}:
+            # What was wrong may have won over an event that arrived meanwhile.
+            late = partial(self._store.scan, EventFilter(since=late_since))
+            async for event in all_pages(late):
+                for person in people & changed_by(event).keys():
+                    await self._store.rebuild(person, Wrong({}, {}, {}), [event.identity])
 
     async def _confirm_choices(self, people: Sequence[Person], doubt: Doubt) -> None:
         """Read the choices again that differ: they may have changed between the two scans."""

@@ -15,7 +15,10 @@ import pytest
 from engage.testing.factories import IDENTIFIERS
 from engage.upkeep.verify import Report
 from support import mongo
+from support.commands import run
+from support.exports import on_store
 from support.server_process import start_server
+from support.sqlite import CONFIG
 from support.verifying import fill, healthy, small, verified, verify_while_used
 
 pytestmark = pytest.mark.mongo
@@ -195,6 +198,21 @@ async def test_a_server_in_use_has_no_differences(tmp_path: Path) -> None:
     with start_server(tmp_path, storage=storage, config_extra=retention) as server:
         first, _ = await verify_while_used(server)
     assert first["checked"]["users"] >= 12
+
+
+def test_a_repair_is_refused(tmp_path: Path) -> None:
+    url = mongo.shared(ATOMIC).url()
+    _, start, workspaces = CONFIG.partition("[[workspaces]]")
+    path = tmp_path / "engage.toml"
+    path.write_text(
+        f'[storage]\nbackend = "mongo"\n[storage.mongo]\nurl = "{url}"\n{start}{workspaces}'
+    )
+    on_store(path, lambda store: store.check())
+    done = run("verify", "--repair", "--config", path)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == (
+        "engage: this storage cannot repair itself: see docs/verify.md#repairing\n"
+    )
 
 
 async def test_what_a_crash_cut_off_is_unprovable(tmp_path: Path) -> None:

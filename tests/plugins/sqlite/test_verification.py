@@ -3,8 +3,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import os
+import signal
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +17,7 @@ from typing import Any
 import pytest
 
 from engage.api import StorageUnavailable
+from engage.testing.storage.histories import everything
 from engage.upkeep.verify import Report
 from engage_plugins.sqlite.keys import saved
 from engage_plugins.sqlite.writer.operations import MISSED, Operation
@@ -19,6 +25,7 @@ from engage_plugins.sqlite.writer.writer import Writer
 from support.sqlite import make
 from support.verifying import damage, fill, healthy, small, verified
 
+TESTS = Path(__file__).resolve().parents[2]
 USER = "(SELECT id FROM profiles WHERE workspace = 'acme' AND kind = 0 AND name = 'ann')"
 VISITOR = "(SELECT id FROM profiles WHERE workspace = 'acme' AND kind = 2 AND name = 'a-1')"
 
@@ -168,8 +175,13 @@ DAMAGE: dict[str, tuple[str, list[str]]] = {
 }
 
 
-async def verified_after(folder: Path, change: Callable[[Path], None]) -> Report:
-    """Verify a store that was closed, changed and opened again."""
+async def verified_after(
+    folder: Path, change: Callable[[Path], None], *, repair: bool = False
+) -> Report:
+    """Verify a store that was closed, changed and opened again.
+
+    :param repair: repair it, and return what is still wrong.
+    """
     store = make(folder)
     await store.open(create=True)
     await small(store)
@@ -178,7 +190,11 @@ async def verified_after(folder: Path, change: Callable[[Path], None]) -> Report
     store = make(folder)
     await store.open(create=True)
     try:
-        return await verified(store)
+        report = await verified(store, repair=repair)
+        if repair:
+            assert report.repaired.total() >= 1, report.different
+            report = await verified(store)
+        return report
     finally:
         await store.close()
 
@@ -188,6 +204,65 @@ async def test_damage_is_found(small_merges: None, tmp_path: Path, name: str) ->
     what, statements = DAMAGE[name]
     report = await verified_after(tmp_path, lambda path: damage(path, statements))
     assert what in report.different, (report.different, report.differences)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [one for one, (what, _) in DAMAGE.items() if what in ("users", "visitors", "groups", "links")],
+)
+async def test_damage_of_people_is_repaired(small_merges: None, tmp_path: Path, name: str) -> None:
+    _, statements = DAMAGE[name]
+    report = await verified_after(tmp_path, lambda path: damage(path, statements), repair=True)
+    if name == "a user is lost":  # Rows of the one that was lost are left.
+        assert report.different.keys() == {"traits", "memberships", "links", "identifiers"}
+    else:
+        healthy(report)
+
+
+_KILLED = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from engage.upkeep.verify import run
+from support.sqlite import make
+from support.verifying import verified
+
+run._STEP = 2
+
+async def main() -> None:
+    store = make(Path(sys.argv[1]))
+    await store.open(create=True)
+    rebuild, calls = store.rebuild, iter(range(int(sys.argv[2])))
+
+    async def killed(*arguments):
+        if next(calls, None) is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        await rebuild(*arguments)
+
+    store.rebuild = killed
+    await verified(store, repair=True)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("calls", [1, 2, 5])
+async def test_a_repair_that_is_killed_is_done_by_the_next_one(tmp_path: Path, calls: int) -> None:
+    store = make(tmp_path)
+    await store.open(create=True)
+    await small(store)
+    before = await everything(store)
+    await store.close()
+    damage(tmp_path / "engage.db", ["UPDATE traits SET value = '9'", "DELETE FROM memberships"])
+    command = [sys.executable, "-c", _KILLED, str(tmp_path), str(calls)]
+    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
+    done = await asyncio.to_thread(subprocess.run, command, env=environment, check=False)
+    assert done.returncode == -signal.SIGKILL
+    store = make(tmp_path)
+    await store.open(create=True)
+    assert (await verified(store, repair=True)).repaired
+    healthy(await verified(store))
+    assert await everything(store) == before
+    await store.close()
 
 
 async def test_a_damaged_page_is_found(tmp_path: Path) -> None:
