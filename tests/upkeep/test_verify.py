@@ -16,6 +16,7 @@ import pytest
 from engage import testing
 from engage.api import (
     DAY_MS,
+    OPERATOR_ORIGIN,
     Kind,
     ProfileLimits,
     StorageContext,
@@ -395,6 +396,17 @@ async def test_what_no_expired_event_can_have_made_is_different() -> None:
     healthy(report)
     # What the expired event made is still there.
     assert report.unprovable == {("users", "made by events that expired"): 1}
+
+
+async def test_a_store_of_an_earlier_version_lacks_that_what_was_certain_was_removed() -> None:
+    store = made()
+    await small(store)
+    removed = {"type": "identify", "origin": OPERATOR_ORIGIN, "removedTraits": ["email"]}
+    await store.write([full("removed", user_id="ann", at=5, **removed)])
+    run_steps(store, Delete(TRAITS, [(*ANN, "engage:trusted:email")]))
+    healthy(await verified(store))
+    run_steps(store, Delete(TRAITS, [(*ANN, "email")]))
+    assert (await verified(store)).different == {"users": 1}
 
 
 async def test_visitors_that_may_have_expired_are_unprovable() -> None:

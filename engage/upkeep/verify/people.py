@@ -22,6 +22,7 @@ from typing import Any, Final
 import orjson
 
 from engage.api import (
+    TRUSTED,
     Event,
     Kind,
     Link,
@@ -339,9 +340,9 @@ def _times(one: _One, rules: Rules) -> Iterator[_Difference]:
         elif profile.exists and chosen is None:
             yield _UNMADE, None
     else:
-        first, last = times = profile.created_at, profile.updated_at
-        early, late = (rules.excuse(one.person, at) or chosen for at in times)
-        wanted: tuple[int, int] | None = times
+        first, last = stored = profile.created_at, profile.updated_at
+        early, late = (rules.excuse(one.person, at) or chosen for at in stored)
+        wanted: tuple[int, int] | None = stored
         if high is not None:
             wanted = (
                 first if early else max(first, high[0]),
@@ -355,10 +356,14 @@ def _times(one: _One, rules: Rules) -> Iterator[_Difference]:
                 yield _TIMES, chosen
         else:
             yield _UNMADE, early
-            wanted = times if early else None
-        one.wrong = one.wrong._replace(stored_times=times, times=wanted)
-    records: list[Any] = sorted(at for *_, at in one.records) or [None]
-    if chosen and (profile.chosen_first, profile.chosen_last) != (records[0], records[-1]):
+            wanted = stored if early else None
+        one.wrong = one.wrong._replace(stored_times=stored, times=wanted)
+    times = (*(high or ()), *(at for *_, at in one.records))
+    if (
+        chosen
+        and profile.exists
+        and profile.times != (min(times, default=0), max(times, default=0))
+    ):
         yield _TIMES, chosen
 
 
@@ -372,7 +377,8 @@ def _registers(
     for name in {**low, **high, **stored}:
         least, most = low.get(name), high.get(name)
         if name not in stored:
-            if least is not None:
+            # Earlier versions did not keep that what engage sets was removed.
+            if least is not None and (least[1] is not None or not name.startswith(TRUSTED)):
                 yield name, None
             continue
         version, value = stored[name]
