@@ -16,7 +16,7 @@ from typing import Any, Final
 import orjson
 
 from engage.api.events import TRUSTED, identifier_value
-from engage.api.profiles import UserProfile, VisitorProfile
+from engage.api.profiles import UserProfile
 from engage.api.storage import ProfileLimits
 
 __all__ = [
@@ -26,7 +26,6 @@ __all__ = [
     "Versioned",
     "certain_of",
     "merge",
-    "visitor_of",
     "winner",
 ]
 
@@ -134,24 +133,6 @@ def certain_of(own: Mapping[str, Any], identifiers: Iterable[str]) -> dict[str, 
         if isinstance(form := own.get(f"{TRUSTED}:{trait}"), str)
         and form == identifier_value(trait, own.get(trait))
     }
-
-
-def visitor_of(workspace_id: str, visitor: Registers, user_id: str | None) -> VisitorProfile:
-    """Return a visitor.
-
-    :param user_id: the user that the visitor belongs to, if that user exists.
-    """
-    values, times = _decoded(visitor.traits, visitor.decode)
-    return VisitorProfile(
-        workspace_id=workspace_id,
-        anonymous_id=visitor.id,
-        user_id=user_id,
-        created_at=visitor.created_at,
-        updated_at=visitor.updated_at,
-        groups=sorted([name for name, register in visitor.groups.items() if _value(register)]),
-        traits=values,
-        trait_times=times,
-    )
 
 
 def winner(

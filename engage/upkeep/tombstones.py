@@ -90,11 +90,6 @@ class Tombstones:
         record_id = f"{kind}:{hash_of(self._key, workspace_id, name)}"
         return self._times.get((workspace_id, record_id), 0)
 
-    def newer_than(self, other: Tombstones) -> set[str]:
-        """Return the workspaces that have erasures which others do not have."""
-        known = other._times
-        return {key[0] for key, at in self._times.items() if at > known.get(key, 0)}
-
     def newest(self) -> Mapping[str, int]:
         """Return the time of the newest erasure of each workspace that has any."""
         found: dict[str, int] = {}
