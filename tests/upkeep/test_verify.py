@@ -258,6 +258,21 @@ async def test_a_value_of_a_lost_event_is_kept_if_the_loss_is_known() -> None:
     assert not report.repaired
 
 
+class Unseen(testing.MemoryStore):
+    """A store that cannot look at its keys."""
+
+    async def problems(self) -> Any:
+        yield StoreProblem(what="keys", message="not now", doubt="unknown")
+
+
+async def test_nothing_is_repaired_if_events_may_be_missing() -> None:
+    store = Unseen()
+    await small(store)
+    edit(store, TRAITS, *ANN, "plan", value=b'"free"')
+    report = await verified(store, repair=True)
+    assert (report.different, report.repaired) == ({"users": 1}, {})
+
+
 async def test_the_repair_of_a_sound_store_changes_nothing() -> None:
     store = made()
     await fill(store)

@@ -83,8 +83,6 @@ _NAMES: Final = {USER: "users", VISITOR: "visitors", GROUP: "groups"}
 _CHANGES: Final[Mapping[str, Callable[..., EncodedChange]]] = {
     one.__name__: one for one in (Seen, Traits, Membership, Link, LinkDecision)
 }
-#: Ids between two reports of the progress.
-_STEP: Final = 100
 
 #: A version, and the value that it has.
 _Register = tuple[Version, Any]
@@ -288,8 +286,7 @@ def compare_people(
             on_wrong(person, one.wrong)
         if unlike(person, one.choices, one.records):
             wrong.append(person)
-        if number % _STEP == 0:
-            on_progress("ids compared", number)
+        on_progress("ids compared", number)
     return wrong
 
 

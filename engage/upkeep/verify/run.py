@@ -59,8 +59,9 @@ _REASONS: Final = {
 }
 #: Records of a page, and between two reports of the progress: larger pages need more memory.
 _STEP: Final = 1000
-#: How problems with events, or with the whole file, are named.
-_EVENTS: Final = ("events", "keys", "file")
+#: How problems are named that are solved first: with events, with the whole file, and with rows of
+#: nobody, which a new user could get.
+_FIRST: Final = ("events", "keys", "file", "traits", "memberships", "links", "claims")
 #: People who are repaired by one run, so that they fit in memory.
 _MOST_REPAIRED: Final = 100_000
 
@@ -191,6 +192,11 @@ class _Run:
                 return None
 
             now, days = self._clock(), settings.visitors_days
+            # What is left of an event that is missing or damaged stays.
+            different = self.report.different
+            self._repairs &= not (
+                self.report.failures or any(x.endswith(_FIRST) for x in different)
+            )
             notes.sort()
             rules = Rules(
                 limits=settings.context.profile_limits,
@@ -236,12 +242,7 @@ class _Run:
 
     async def _repair(self, notes: Notes, late_since: int) -> None:
         """Apply the events again of people who differ, some at a time: what a crash cuts off is
-        found, and done, by the next run.
-
-        If an event is missing or damaged, what is left of it elsewhere stays.
-        """
-        if any(what.endswith(_EVENTS) for what in self.report.different):
-            return
+        found, and done, by the next run."""
         for number, (person, wrong) in enumerate(self._wrong):
             events = identities(person, notes.about(person))
             while True:
