@@ -30,7 +30,7 @@ SECRET = "secret-of-acme"
 
 
 @pytest.mark.long
-@pytest.mark.timeout(320)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("name", "test", "distribution"),
     [
