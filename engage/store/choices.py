@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from engage.api import (
     ADDRESS_TRAITS,
+    MAX_TIME,
     Kind,
     Page,
     Preferences,
@@ -19,6 +20,7 @@ from engage.api import (
     SubscriptionState,
     suppressed_address,
 )
+from engage.store.erasures import covered
 from engage.store.keys import (
     KEY_BYTES,
     is_text,
@@ -179,7 +181,7 @@ def apply_all(changes: Sequence[SubscriptionChange]) -> Steps[list[dict[str, boo
 
     A change without effect is remembered too, because one that is repeated after a later change
     must not undo that one. But only the latest of a subject are: anyone who has a link can send any
-    number of them.
+    number of them. A change that an erasure covers is not applied.
 
     :return: after each change, all choices of its subject.
     """
@@ -188,14 +190,21 @@ def apply_all(changes: Sequence[SubscriptionChange]) -> Steps[list[dict[str, boo
     applied = {*(yield Get(CHANGES, set(keys)))}
     choices = yield Under(CHOICES, set(whose))
     people = {one: Chooser(one, choices[one]) for one in dict.fromkeys(whose)}
+    # When a dated change was received is not known.
+    erased = yield from covered(
+        [
+            (x.workspace_id, x.user_id, x.anonymous_id, MAX_TIME if x.dated else x.at)
+            for x in changes
+        ]
+    )
     # Who has no choice has no change without effect.
     for one in {x: None for x, key in zip(whose, keys, strict=True) if key not in applied}:
         if choices[one]:
             people[one].stored_idle = people[one].idle = yield from _idle(one)
     made, new, records, states = [], [], [], []
-    for change, subject, key in zip(changes, whose, keys, strict=True):
+    for change, subject, key, gone in zip(changes, whose, keys, erased, strict=True):
         person = people[subject]
-        if key not in applied and not person.is_idle(*key):
+        if not gone and key not in applied and not person.is_idle(*key):
             made.append((subject, change.at))
             if (changed := person.apply(change)) or not person.choices:
                 applied.add(key)
