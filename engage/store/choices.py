@@ -6,7 +6,7 @@ from __future__ import annotations
 import struct
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from engage.api import (
     ADDRESS_TRAITS,
@@ -18,6 +18,8 @@ from engage.api import (
     SubscriptionChange,
     SubscriptionRecord,
     SubscriptionState,
+    UserProfile,
+    VisitorProfile,
     suppressed_address,
 )
 from engage.store.erasures import covered
@@ -27,7 +29,7 @@ from engage.store.keys import (
     key_of,
 )
 from engage.store.pages import every, page
-from engage.store.people import certain, visitor
+from engage.store.people import certain, people, visitor
 from engage.store.profiles import CHOICES, KIND_OF, KINDS, chose
 from engage.store.suppressions import find, forms
 from engage.store.tables import (
@@ -302,6 +304,36 @@ def preferences(
         suppressions=(yield from find(workspace_id, [*forms(key, workspace_id, addresses)])),
         left_out=sorted({trait for _, trait, value in known if value is None}),
     )
+
+
+class Known(NamedTuple):
+    """What is known of a user, or of a visitor, at one moment, without events."""
+
+    is_visitor: bool
+    user: UserProfile | None = None
+    #: The visitor with the id, and those that are linked to the user, by their ids.
+    visitors: Mapping[str, VisitorProfile] = {}
+    choices: Mapping[str, bool] = {}
+    history: Sequence[SubscriptionRecord] = ()
+
+
+@plan()
+def person(
+    workspace_id: str, name: str, as_visitor: bool, linked: int, after: str, records: int
+) -> Steps[Known]:
+    """Return what is known of the user of an id, or else of the visitor with this id.
+
+    :param as_visitor: whether the visitor is wanted.
+    :param linked: as of :func:`~engage.store.people.people`; so is ``after``.
+    :param records: how many changes of the choices, the oldest ones.
+    """
+    ids = [] if as_visitor else [name]
+    users, visitors = yield from people(workspace_id, ids, [name], linked, after)
+    is_visitor = not users and (as_visitor or name in visitors)
+    subject = Subject(Kind.VISITOR if is_visitor else Kind.USER, name)
+    choices = yield from state(workspace_id, subject)
+    changes = yield from history(workspace_id, subject, 0, None, records)
+    return Known(is_visitor, users.get(name), visitors, choices, changes.items)
 
 
 @plan()
