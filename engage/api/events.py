@@ -29,6 +29,7 @@ __all__ = [
     "Traits",
     "begins_with",
     "changes_of",
+    "engage_mark",
     "identifier_value",
 ]
 
@@ -255,6 +256,13 @@ def changes_of(event: Event) -> tuple[Change, ...]:
     return tuple(changes)
 
 
+def engage_mark(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what engage has noted in an event: its ``context.engage``."""
+    context = document.get("context")
+    mark = context.get("engage") if isinstance(context, dict) else None
+    return mark if isinstance(mark, dict) else {}
+
+
 def _traits(event: Event, document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the traits of an event without those that only engage sets."""
     traits: Mapping[str, Any] = document.get("traits") or {}
@@ -265,8 +273,7 @@ def _traits(event: Event, document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _trust(changes: list[Change], kind: Kind, name: str, document: Mapping[str, Any]) -> None:
     """Add what an event says that its server, or a trusted provider, vouches for."""
-    mark = (document.get("context") or {}).get("engage")
-    if not isinstance(mark, dict) or not isinstance(trusted := mark.get("trusted"), list):
+    if not isinstance(trusted := engage_mark(document).get("trusted"), list):
         return
     if kind is Kind.VISITOR:
         changes.append(Traits(kind, name, {TRUSTED: True}))

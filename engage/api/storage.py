@@ -99,8 +99,25 @@ class EventFilter:
         )
 
 
+class _OfSubject:
+    """What belongs to a user or a visitor."""
+
+    __slots__ = ()
+    subject: Subject
+
+    @property
+    def user_id(self) -> str | None:
+        """The user's id; ``None``: it is a visitor's."""
+        return self.subject.id if self.subject.kind is Kind.USER else None
+
+    @property
+    def anonymous_id(self) -> str | None:
+        """The visitor's id; ``None``: it is a user's."""
+        return self.subject.id if self.subject.kind is Kind.VISITOR else None
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SubscriptionChange:
+class SubscriptionChange(_OfSubject):
     """The choices of a user or a visitor, which are applied together."""
 
     #: Makes the change idempotent: the workspace ignores a second change with the same id.
@@ -123,23 +140,6 @@ class SubscriptionChange:
     user_agent: str = ""
     #: The client's IP address, if the workspace keeps it.
     address: str = ""
-
-
-class _OfSubject:
-    """What belongs to a user or a visitor."""
-
-    __slots__ = ()
-    subject: Subject
-
-    @property
-    def user_id(self) -> str | None:
-        """The user's id; ``None``: it is a visitor's."""
-        return self.subject.id if self.subject.kind is Kind.USER else None
-
-    @property
-    def anonymous_id(self) -> str | None:
-        """The visitor's id; ``None``: it is a user's."""
-        return self.subject.id if self.subject.kind is Kind.VISITOR else None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,6 +246,8 @@ class StorageContext:
     #: Whether the parent of this process runs what :meth:`Storage.helper` returns. It does not
     #: for a command, for a console without a server, and on Windows.
     supervised: bool = False
+    #: ``[erasures] key``: plans know by it what was received of people before they were erased.
+    erasures_key: str | None = dataclasses.field(default=None, repr=False)
     #: Always ``None``; for storages that read it.
     server_started: float | None = None
 

@@ -29,9 +29,10 @@ from engage.config.interpolation import MAX_BYTES, resolve
 from engage.config.removed import without_removed
 from engage.config.schema_check import Path as KeyPath
 from engage.config.schema_check import SettingsError, dotted, doubts, problems
-from engage.config.secrets import fingerprint, stain
+from engage.config.secrets import stain
 from engage.config.sections import Config, Workspace, config_schema, default
 from engage.errors import quote
+from engage.store.keys import fingerprint
 
 __all__ = ["ERASURES_SUFFIX", "key_problem", "load"]
 

@@ -8,12 +8,11 @@ wrong, or anyone can make it.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import unicodedata
 from typing import Final
 
-__all__ = ["doubt", "fingerprint", "stain"]
+__all__ = ["doubt", "stain"]
 
 _QUOTES: Final = "\"'`´‘’‚‛“”„‟«»"
 #: What stands before the secret in a header, or in a secret of Standard Webhooks.
@@ -27,11 +26,6 @@ _EXAMPLE: Final = re.compile(
     r"(?:please)?(?:change|replace)(?:me|it|this)\d*|todo|fixme"
     r"|(?:enter|insert|put)?your\w*(?:secret|key|password|token)(?:here)?\d*"
 )
-
-
-def fingerprint(secret: str) -> str:
-    """Return what names a secret without revealing it: the first 8 digits of its SHA-256."""
-    return hashlib.sha256(secret.encode(errors="surrogateescape")).hexdigest()[:8]
 
 
 def stain(secret: str) -> str | None:

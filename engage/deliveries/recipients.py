@@ -25,11 +25,7 @@ import dataclasses
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
-from engage.api import (
-    TranslatedEvent,
-    identifier_value,
-)
-from engage.pipeline.normalise import engage_mark
+from engage.api import TranslatedEvent, engage_mark, identifier_value
 from engage.store.facade import Storage
 from engage.upkeep.time_limit import within
 

@@ -45,11 +45,11 @@ from engage.erasure.person import (
     visitors_of,
 )
 from engage.erasure.requests import noted_requests, request_notes
-from engage.pipeline.conflicts import mark_of
 from engage.pipeline.operator import decide_link
 from engage.pipeline.subscriptions import OBJECTION
+from engage.store.erasures import mark_of
 from engage.store.facade import Storage
-from engage.store.keys import hash_of
+from engage.store.keys import fingerprint, hash_of
 from engage.store.suppressions import hashed_address
 from engage.upkeep.audit import Actor, record_audit
 from engage.upkeep.erasures import (
@@ -57,7 +57,6 @@ from engage.upkeep.erasures import (
     append,
     check_writable,
     erasures_path,
-    fingerprint,
     key_of,
     newest,
     read,
@@ -152,8 +151,8 @@ async def erase_user(
 ) -> Receipt:
     """Erase what the server received of a user until now, and return the receipt.
 
-    It takes at least twice ``storage.write_timeout``, because a request that was received before
-    may still be written.
+    It waits for twice ``storage.write_timeout`` if a request that was received before may still be
+    written: see :attr:`~engage.store.facade.Storage.isolated`.
 
     :param addresses: as :func:`~engage.erasure.person.person_of`.
     :param visitors: as :func:`~engage.erasure.person.person_of`.
@@ -168,13 +167,13 @@ async def erase_user(
     began, at = time.monotonic(), _now()
     noted: list[Erasure] = []
 
-    async def note(names: Collection[str]) -> None:
+    async def note(names: Collection[str]) -> bool:
         lines = [_erasure(key, workspace_id, "visitor", name, at) for name in sorted(names)]
         if not noted:
             lines.insert(0, _erasure(key, workspace_id, "user", user_id, at))
         append(erasures_path(config), lines)
         noted.extend(lines)
-        await put_tombstones(store, lines)
+        return await put_tombstones(store, lines)
 
     exists = await store.profile(workspace_id, user_id) is not None
     workspace = _workspace(config, workspace_id)
@@ -182,9 +181,9 @@ async def erase_user(
     found = await find(addresses, visitors)
     taken = found.addresses
     others = await other_addresses(store, workspace, found)
-    await note(found.visitors)
-    report("waiting for the requests of this moment", 0)
-    await asyncio.sleep(2 * config.storage.write_timeout)
+    if not await note(found.visitors):
+        report("waiting for the requests of this moment", 0)
+        await asyncio.sleep(2 * config.storage.write_timeout)
     later = await find(taken, [name for name in found.visitors if name not in taken])
     if new := later.visitors.keys() - found.visitors.keys():
         await note(new)
@@ -384,7 +383,7 @@ async def _carry_out(
     since = min((*person.users.values(), *person.visitors.values()))
     tombstones = Tombstones(store, key)
     async for some in _parts(events_of(store, person, since=since)):
-        # A second erasure that has begun meanwhile erases at the earliest after two write timeouts.
+        # A second erasure that has begun meanwhile waits before it erases, or the plan looks again.
         await tombstones.refresh()
         await store.reapply(
             [

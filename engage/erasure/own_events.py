@@ -27,11 +27,11 @@ from engage.api import (
     Traits,
     certain_of,
     changes_of,
+    engage_mark,
     identifier_value,
 )
 from engage.config import Workspace
 from engage.keys.effective import list_keys
-from engage.pipeline.normalise import engage_mark
 from engage.store.facade import Storage
 from engage.upkeep.export import all_pages
 

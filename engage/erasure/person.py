@@ -36,6 +36,7 @@ from engage.api import (
     Subject,
     Traits,
     UserProfile,
+    VisitorProfile,
     changes_of,
     identifier_value,
     render_time,
@@ -45,6 +46,7 @@ from engage.erasure.addresses import addresses_in
 from engage.erasure.own_events import ADDRESSES, Own, found_address, own_events
 from engage.erasure.requests import noted_requests
 from engage.store.facade import Storage
+from engage.store.people import people
 from engage.upkeep.audit import AUDIT, read_entry
 from engage.upkeep.export import MAX_PAGE, RecordKind, all_pages, as_line, render
 
@@ -245,10 +247,8 @@ async def other_addresses(store: Storage, workspace: Workspace, person: Person) 
     """Return the addresses that the profiles of a person have beside those of the person, with
     whether other users have each."""
     found: dict[str, bool] = {}
-    profiles = [
-        await _profile(store, workspace, person),
-        *[await store.visitor(person.workspace_id, name) for name in person.visitors],
-    ]
+    user, visitors = await _profiles(store, workspace, person)
+    profiles = [user, *(visitors.get(name) for name in person.visitors)]
     for prefix in RECIPIENT_PREFIXES:
         trait = prefix.removesuffix(":")
         for profile in profiles:
@@ -390,23 +390,24 @@ async def _left_out(store: Storage, person: Person) -> _LeftOut:
     return left
 
 
-async def _profile(
+async def _profiles(
     store: Storage, workspace: Workspace, person: Person, left: _LeftOut | None = None
-) -> UserProfile | None:
-    """Return the user of a person without what it has of visitors that are not the person's.
+) -> tuple[UserProfile | None, Mapping[str, VisitorProfile]]:
+    """Return the user of a person without what it has of visitors that are not the person's, and
+    the visitors of both.
 
     :param left: what is left out, too.
     """
     left = _LeftOut() if left is None else left
     (user_id,) = person.users
-    user = await store.profile(workspace.id, user_id)
+    users, visitors = await store.read(people, workspace.id, [user_id], [*person.visitors])
+    user = users.get(user_id)
     if user is None:
-        return None
-    merged = [await store.visitor(workspace.id, name) for name in user.anonymous_ids]
-    belonging = [one for one in merged if one is not None and one.user_id == user_id]
+        return None, visitors
+    belonging = [one for one in visitors.values() if one.user_id == user_id]
     others = [one for one in belonging if one.anonymous_id not in person.visitors]
     if not others and not left.traits and not left.groups:
-        return user
+        return user, visitors
     own = await own_events(store, workspace, user_id, person.addresses)
     traits = left.without(user.traits, user.trait_times)
     groups = set(user.groups) - left.groups
@@ -417,12 +418,13 @@ async def _profile(
                 del traits[name]
     kept = [user.trait_times.get(name, 0) for name in traits]
     theirs = [one.updated_at for one in belonging if one not in others]
-    return dataclasses.replace(
+    changed = dataclasses.replace(
         user,
         traits={**own.traits, **traits},
         groups=sorted(groups.union(own.groups)),
         updated_at=max(user.created_at, own.updated_at, *kept, *theirs),
     )
+    return changed, visitors
 
 
 async def export_person(
@@ -455,12 +457,11 @@ async def export_person(
         return True
 
     left = await _left_out(store, person)
-    user = await _profile(store, workspace, person, left)
+    user, profiles = await _profiles(store, workspace, person, left)
     if user is not None:
         yield _line("users", user)
     for name in person.visitors:
-        visitor = await store.visitor(workspace.id, name)
-        if visitor is not None:
+        if (visitor := profiles.get(name)) is not None:
             traits = left.without(visitor.traits, visitor.trait_times)
             groups = sorted({*visitor.groups} - left.groups)
             yield _line("visitors", dataclasses.replace(visitor, traits=traits, groups=groups))

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from engage.api import Kind, Page, Subject, identifier_value
-from engage.config.secrets import fingerprint
 from engage.errors import Problem, from_problems, invalid_link, overloaded
 from engage.store.facade import Storage
+from engage.store.keys import fingerprint
 from engage.upkeep.time_limit import within
 
 if TYPE_CHECKING:

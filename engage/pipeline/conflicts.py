@@ -12,20 +12,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
 from engage.api import API_ORIGIN, ERASED, Event, Outcome, Status, StorageUnavailable
 from engage.errors import ApiError, conflict_not_kept, overloaded
 from engage.pipeline.dead_letters import Conflict, find_conflict, letter_of_conflict
-from engage.pipeline.normalise import engage_mark
-from engage.store.keys import hash_of
-from engage.upkeep.erasures import fingerprint
+from engage.store.erasures import mark_of
 
 if TYPE_CHECKING:
     from engage.pipeline.ingest import Ingest
     from engage.pipeline.normalise import Arrival
 
-__all__ = ["Conflicts", "mark_of"]
+__all__ = ["Conflicts"]
 
 
 class Conflicts:
@@ -81,21 +77,6 @@ class Conflicts:
             None if stored else conflict_not_kept(conflict.message, conflict.errors)
             for (_, _, conflict), stored in zip(conflicts, kept, strict=True)
         ]
-
-
-def mark_of(event: Event, key: str) -> bytes:
-    """Return the mark that an event leaves when it is erased: a keyed hash of its ids.
-
-    Whoever has no key cannot even tell which erased events were of one person. The mark is empty if
-    engage looked up whose the event was: when the delivery is repeated, it finds somebody else.
-
-    :param key: ``[erasures] key``.
-    """
-    if event.origin != API_ORIGIN and "foundBy" in engage_mark(event.document()):
-        return b""
-    names = [event.origin, event.message_id, event.user_id, event.anonymous_id]
-    hashed = hash_of(key, event.workspace_id, orjson.dumps(names).decode())
-    return b"%b%b:%b" % (ERASED, fingerprint(key).encode(), hashed.encode())
 
 
 def _is_another(event: Event, mark: bytes, key: str) -> bool:

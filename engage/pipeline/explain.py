@@ -35,6 +35,7 @@ from engage.api import (
     Seen,
     Traits,
     changes_of,
+    engage_mark,
     render_time,
 )
 from engage.errors import ApiError, Limit, Problem
@@ -44,7 +45,7 @@ from engage.pipeline.conflicts import Conflicts
 from engage.pipeline.dead_letters import find_conflict
 from engage.pipeline.decode import decode_items, decode_json, decode_json_in_slices, decompress
 from engage.pipeline.items import Items
-from engage.pipeline.normalise import Arrival, Envelope, engage_mark
+from engage.pipeline.normalise import Arrival, Envelope
 from engage.pipeline.transforms import Transforms
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from engage.api import API_ORIGIN, MAX_TIME, Event, render_time
+from engage.api import API_ORIGIN, MAX_TIME, Event, engage_mark, render_time
 from engage.api.times import parse_time, standard_time
 from engage.errors import ApiError, Limit, Problem, event_too_large, from_problems, quote
 from engage.pipeline.ids import idempotent_id, uuid7
@@ -29,7 +29,6 @@ __all__ = [
     "Envelope",
     "apply_transformed",
     "dropped_traits",
-    "engage_mark",
     "normalise",
     "parse_field",
     "parse_time",
@@ -263,13 +262,6 @@ def apply_transformed(event: Event, document: dict[str, Any], limit: Limit) -> E
         body=body,
         weight=weight_of(kind, document),
     )
-
-
-def engage_mark(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what engage has noted in an event: its ``context.engage``."""
-    context = document.get("context")
-    mark = context.get("engage") if isinstance(context, dict) else None
-    return mark if isinstance(mark, dict) else _EMPTY
 
 
 def without_hash(item: dict[str, Any]) -> None:

@@ -196,6 +196,7 @@ class Registry:
             supervised=supervised,
             events_days=config.retention.events_days,
             dead_letters_days=config.retention.dead_letters_days,
+            erasures_key=config.erasures.key,
         )
 
     def make_log(self, config: Config) -> EventLog | None:

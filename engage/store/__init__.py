@@ -10,6 +10,7 @@ in *steps* over *tables*, and a storage executes these: see ``tables.py``.
 ``pages.py``          pages of a table, and deleting its oldest rows
 ``records.py``        records, such as write keys, with their versions
 ``counts.py``         counters per minute, hour and day
+``erasures.py``       the erasures that a store knows, and what they cover
 ``suppressions.py``   addresses to which nothing must be sent
 ``events.py``         events, each identity once, and the marks of erased ones
 ``letters.py``        dead letters, within their budgets

@@ -6,10 +6,11 @@ from __future__ import annotations
 import struct
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from engage.api import (
     ADDRESS_TRAITS,
+    MAX_TIME,
     Kind,
     Page,
     Preferences,
@@ -17,15 +18,18 @@ from engage.api import (
     SubscriptionChange,
     SubscriptionRecord,
     SubscriptionState,
+    UserProfile,
+    VisitorProfile,
     suppressed_address,
 )
+from engage.store.erasures import covered
 from engage.store.keys import (
     KEY_BYTES,
     is_text,
     key_of,
 )
 from engage.store.pages import every, page
-from engage.store.people import certain, visitor
+from engage.store.people import certain, people, visitor
 from engage.store.profiles import CHOICES, KIND_OF, KINDS, chose
 from engage.store.suppressions import find, forms
 from engage.store.tables import (
@@ -179,7 +183,7 @@ def apply_all(changes: Sequence[SubscriptionChange]) -> Steps[list[dict[str, boo
 
     A change without effect is remembered too, because one that is repeated after a later change
     must not undo that one. But only the latest of a subject are: anyone who has a link can send any
-    number of them.
+    number of them. A change that an erasure covers is not applied.
 
     :return: after each change, all choices of its subject.
     """
@@ -188,14 +192,21 @@ def apply_all(changes: Sequence[SubscriptionChange]) -> Steps[list[dict[str, boo
     applied = {*(yield Get(CHANGES, set(keys)))}
     choices = yield Under(CHOICES, set(whose))
     people = {one: Chooser(one, choices[one]) for one in dict.fromkeys(whose)}
+    # When a dated change was received is not known.
+    erased = yield from covered(
+        [
+            (x.workspace_id, x.user_id, x.anonymous_id, MAX_TIME if x.dated else x.at)
+            for x in changes
+        ]
+    )
     # Who has no choice has no change without effect.
     for one in {x: None for x, key in zip(whose, keys, strict=True) if key not in applied}:
         if choices[one]:
             people[one].stored_idle = people[one].idle = yield from _idle(one)
     made, new, records, states = [], [], [], []
-    for change, subject, key in zip(changes, whose, keys, strict=True):
+    for change, subject, key, gone in zip(changes, whose, keys, erased, strict=True):
         person = people[subject]
-        if key not in applied and not person.is_idle(*key):
+        if not gone and key not in applied and not person.is_idle(*key):
             made.append((subject, change.at))
             if (changed := person.apply(change)) or not person.choices:
                 applied.add(key)
@@ -293,6 +304,36 @@ def preferences(
         suppressions=(yield from find(workspace_id, [*forms(key, workspace_id, addresses)])),
         left_out=sorted({trait for _, trait, value in known if value is None}),
     )
+
+
+class Known(NamedTuple):
+    """What is known of a user, or of a visitor, at one moment, without events."""
+
+    is_visitor: bool
+    user: UserProfile | None = None
+    #: The visitor with the id, and those that are linked to the user, by their ids.
+    visitors: Mapping[str, VisitorProfile] = {}
+    choices: Mapping[str, bool] = {}
+    history: Sequence[SubscriptionRecord] = ()
+
+
+@plan()
+def person(
+    workspace_id: str, name: str, as_visitor: bool, linked: int, after: str, records: int
+) -> Steps[Known]:
+    """Return what is known of the user of an id, or else of the visitor with this id.
+
+    :param as_visitor: whether the visitor is wanted.
+    :param linked: as of :func:`~engage.store.people.people`; so is ``after``.
+    :param records: how many changes of the choices, the oldest ones.
+    """
+    ids = [] if as_visitor else [name]
+    users, visitors = yield from people(workspace_id, ids, [name], linked, after)
+    is_visitor = not users and (as_visitor or name in visitors)
+    subject = Subject(Kind.VISITOR if is_visitor else Kind.USER, name)
+    choices = yield from state(workspace_id, subject)
+    changes = yield from history(workspace_id, subject, 0, None, records)
+    return Known(is_visitor, users.get(name), visitors, choices, changes.items)
 
 
 @plan()

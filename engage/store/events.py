@@ -20,6 +20,7 @@ from engage.api import (
     changes_of,
 )
 from engage.store.changes import EncodedChange, apply, encode
+from engage.store.erasures import NEWEST, covered, mark_of
 from engage.store.keys import (
     is_text,
 )
@@ -29,6 +30,7 @@ from engage.store.profiles import KNOWN_LINKS, USER, Person
 from engage.store.tables import (
     MAX_ROWS,
     Add,
+    Context,
     Delete,
     Executor,
     Get,
@@ -150,6 +152,10 @@ def write(rows: Sequence[Row]) -> Steps[tuple[dict[int, Outcome], int]]:
     :return: index → outcome, of those that are not newly stored, and how many changes of profiles
         were dropped.
     """
+    newest = (yield Recall(NEWEST)).get(NEWEST)
+    erased = newest is None or any(row[_RECEIVED_AT] < newest for row in rows)
+    if erased:
+        rows = yield from _without_erased(rows)
     others: dict[int, Outcome] = {}
     first: dict[Key, Row] = {}
     # None: at most a link. It is usually known, so the changes are computed when they are needed.
@@ -168,7 +174,7 @@ def write(rows: Sequence[Row]) -> Steps[tuple[dict[int, Outcome], int]]:
             found[key] = None
         first[key] = row
     stored: dict[Key, Row] = yield Add(EVENTS, first.values())
-    if stored or len(first) + len(others) < len(rows):
+    if stored or erased or len(first) + len(others) < len(rows):
         _add_duplicates(others, rows, first, stored)
     if not found:
         return others, 0
@@ -197,9 +203,26 @@ def _add_duplicates(
             key = row[: EVENTS.key]
             if key in stored:
                 others[index] = Outcome(Status.DUPLICATE, stored=stored[key][-1])
-            elif key in met:
+            elif key in met or row[_TYPE] == ERASED_TYPE:
                 others[index] = Outcome(Status.DUPLICATE, stored=first[key][_BODY])
             met.add(key)
+
+
+def _without_erased(rows: Sequence[Row]) -> Steps[Sequence[Row]]:
+    """Return rows with the marks of those events that an erasure covers in their place."""
+    gone = yield from covered(
+        [(row[0], row[_USER_ID], row[_ANONYMOUS_ID], row[_RECEIVED_AT]) for row in rows]
+    )
+    key = (yield Context()).erasures_key
+    return [
+        _erased(row[:3], row[_RECEIVED_AT], mark_of(event_of(row), key)) if erased else row
+        for row, erased in zip(rows, gone, strict=True)
+    ]
+
+
+def _erased(key: Key, received_at: int, mark: bytes) -> Row:
+    """Return the row that an erased event leaves."""
+    return (*key, ERASED_TYPE, None, None, None, received_at, 0, mark)
 
 
 @plan()
@@ -287,7 +310,7 @@ def erase(identities: Sequence[tuple[str, str, str]], marks: Sequence[bytes]) ->
     """Leave marks in place of events, and return how many events there were."""
     stored = yield Get(HEADS, identities)
     rows = [
-        (*key, ERASED_TYPE, None, None, None, stored[key][-1], 0, mark)
+        _erased(key, stored[key][-1], mark)
         for key, mark in dict(zip(identities, marks, strict=True)).items()
         if key in stored and stored[key][_TYPE] != ERASED_TYPE
     ]
@@ -297,8 +320,9 @@ def erase(identities: Sequence[tuple[str, str, str]], marks: Sequence[bytes]) ->
 
 @plan()
 def reapply(rows: Sequence[Row]) -> Steps[None]:
-    """Apply the changes of stored events again."""
-    yield from apply([changing(event_of(row)) for row in rows])
+    """Apply the changes of stored events again, but not of those that an erasure covers."""
+    left = yield from _without_erased(rows)
+    yield from apply([changing(event_of(row)) for row in left if row[_TYPE] != ERASED_TYPE])
 
 
 @plan()

@@ -59,6 +59,10 @@ class Storage(
     #: another order than they began, and may have events of one identity or of one user.
     concurrent_writes: int = 1
 
+    #: Whether :func:`engage.store.events.write` and all other plans are isolated, over all
+    #: processes: an erasure then waits for no request. See :mod:`engage.store.erasures`.
+    isolated: bool = False
+
     @abc.abstractmethod
     async def open(self, *, create: bool) -> None:
         """Open the store, and create it if ``create`` is true and there is none. Idempotent.

@@ -13,7 +13,7 @@ from engage import api
 from engage.api import MAX_CANDIDATES, MAX_USERS, Page, Subject, identifier_value
 from engage.store.keys import is_text
 from engage.store.pages import page
-from engage.store.people import registers, users, with_visitors
+from engage.store.people import people, registers, users, with_visitors
 from engage.store.profiles import (
     CLAIMS,
     IDENTIFIER_HEADS,
@@ -129,6 +129,19 @@ def users_beginning(
     end = text + chr(sys.maxunicode)
     found = yield Pages(table, limit, by, equal, low=text, high=end)
     return [name for _, _, name, *_ in found.rows]
+
+
+@plan()
+def named(
+    workspace_id: str, name: str, values: Mapping[str, str]
+) -> Steps[tuple[list[str], list[str]]]:
+    """Return the users and the visitors that have an id, or a value of an identifier trait."""
+    ids, names = yield from people(workspace_id, [name], [name], 0)
+    found = [*ids], [*names]
+    for trait, value in values.items():
+        found[0].extend((yield from find_users(workspace_id, trait, [value])).get(value, ()))
+        found[1].extend((yield from find_visitors(workspace_id, trait, [value])).get(value, ()))
+    return found
 
 
 @plan()

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import hmac
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from typing import Final
 
 import orjson
@@ -34,6 +34,11 @@ def key_of(*parts: str) -> bytes:
         encoded = part.encode()
         digest.update(len(encoded).to_bytes(8, "big") + encoded)
     return digest.digest()
+
+
+def fingerprint(secret: str) -> str:
+    """Return what names a secret without revealing it: the first 8 digits of its SHA-256."""
+    return sha256(secret.encode(errors="surrogateescape")).hexdigest()[:8]
 
 
 def hash_of(key: str, workspace_id: str, name: str) -> str:

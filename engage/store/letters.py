@@ -12,6 +12,7 @@ from typing import Any, Final
 import orjson
 
 from engage.api import API_ORIGIN, CONFLICT, BudgetName, BudgetUse, DeadLetter, Page
+from engage.store.erasures import covered
 from engage.store.keys import is_text
 from engage.store.pages import every, page
 from engage.store.tables import (
@@ -68,6 +69,7 @@ _values: Final = attrgetter(*_FIELDS)
 _texts: Final = attrgetter(
     *(x for x, y in zip(_FIELDS, LETTERS.types.values(), strict=True) if y is str)
 )
+_received: Final = attrgetter("workspace_id", "user_id", "anonymous_id", "received_at")
 _SIZE, _TRUNCATED = map(LETTERS.columns.index, ("size", "truncated"))
 _JSON: Final = [*map(LETTERS.columns.index, ("errors", "headers"))]
 
@@ -118,7 +120,9 @@ def storable(letter: DeadLetter) -> DeadLetter:
 
 @plan()
 def keep(letters: Sequence[DeadLetter]) -> Steps[list[bool]]:
-    """Keep letters within the budgets, and return of each whether it is kept now."""
+    """Keep letters within the budgets, and return of each whether it is kept now. One that an
+    erasure covers counts as kept."""
+    erased = yield from covered([*map(_received, letters)])
     budgets = (yield Context()).dead_letter_budget
     kept: set[Key] = {*(yield Get(HEADS, {(one.workspace_id, one.id) for one in letters}))}
     keys = [total_of(one.workspace_id, one.origin, one.reason) for one in letters]
@@ -126,9 +130,9 @@ def keep(letters: Sequence[DeadLetter]) -> Steps[list[bool]]:
     used = {key: [*row[TOTALS.key :]] for key, row in totals.items()}
     rows: list[Row] = []
     result = []
-    for one, key in zip(letters, keys, strict=True):
+    for one, gone, key in zip(letters, erased, keys, strict=True):
         identity = (one.workspace_id, one.id)
-        if identity not in kept:
+        if not gone and identity not in kept:
             row = row_of(one)
             size = row[_SIZE]
             count, total = used.get(key, (0, 0))
@@ -137,7 +141,7 @@ def keep(letters: Sequence[DeadLetter]) -> Steps[list[bool]]:
                 used[key] = [count + 1, total + size]
                 rows.append(row)
                 kept.add(identity)
-        result.append(identity in kept)
+        result.append(gone or identity in kept)
     yield Put(LETTERS, rows)
     yield _count(rows)
     return result

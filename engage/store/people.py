@@ -6,7 +6,7 @@ See :func:`engage.api.merge`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import starmap
 from operator import attrgetter, itemgetter
 from typing import Any, Final, NamedTuple, TypeVar
@@ -68,6 +68,8 @@ Item = TypeVar("Item")
 _by_first: Final = attrgetter("first")
 #: Users that are read at once: as many as SQLite looks up with one statement.
 _STEP: Final = 256
+#: Users and visitors, by their ids.
+Profiles = tuple[Mapping[str, UserProfile], Mapping[str, VisitorProfile]]
 #: A user, the linked anonymous ids, and the visitors that are merged, by their links.
 _User = tuple[Profile, Sequence[str], Sequence[Profile]]
 #: The row of a user, visitor or group, and those of its traits and memberships.
@@ -238,6 +240,27 @@ def visitor(workspace_id: str, anonymous_id: str) -> Steps[VisitorProfile | None
     """Return a visitor, or ``None`` if it does not exist."""
     found = yield from profiles([(workspace_id, VISITOR, anonymous_id)])
     return next(iter((yield from _visitors(found))), None)
+
+
+@plan()
+def people(
+    workspace_id: str,
+    ids: Sequence[str],
+    names: Collection[str],
+    linked: int | None = None,
+    after: str = "",
+) -> Steps[Profiles]:
+    """Return those users and visitors that exist.
+
+    :param linked: how many visitors that are linked to each user to return too, of those with an
+        anonymous id greater than ``after``; ``None``: all.
+    """
+    found = yield from _merged((yield from users(workspace_id, [*filter(is_text, ids)])))
+    links = [[one for one in user.anonymous_ids if one > after][:linked] for user in found]
+    wanted = {name for some in (filter(is_text, names), *links) for name in some}
+    stored = yield from profiles([(workspace_id, VISITOR, name) for name in wanted])
+    visitors = yield from _visitors(stored)
+    return {one.user_id: one for one in found}, {one.anonymous_id: one for one in visitors}
 
 
 @plan()

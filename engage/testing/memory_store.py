@@ -100,6 +100,8 @@ class Memory:
 class MemoryStore(Memory, Storage):
     """A storage in memory."""
 
+    isolated = True
+
     async def problems(self) -> AsyncIterator[api.StoreProblem | int]:
         tables = self.contents().tables
         traits = tables.rows(TRAITS)

@@ -20,7 +20,7 @@ import orjson
 from engage.api import EngageError
 from engage.config import Config
 from engage.config.config import ERASURES_SUFFIX
-from engage.config.secrets import fingerprint
+from engage.store.keys import fingerprint
 from engage.upkeep.durable import sync_folder
 
 __all__ = [
@@ -30,7 +30,6 @@ __all__ = [
     "append",
     "check_writable",
     "erasures_path",
-    "fingerprint",
     "key_of",
     "newest",
     "read",

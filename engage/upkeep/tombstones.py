@@ -1,34 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """The erasures that a store knows: what a log brings back of an erased person is dropped.
 
-A tombstone is a record of kind :data:`ERASURE`; its id is the kind of the erased id and its hash.
-It is written before anything is erased, and marked when all is done.
+See :mod:`engage.store.erasures`.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import orjson
 
 from engage.api import Kind, Record
+from engage.store.erasures import ERASURE, put
 from engage.store.facade import Storage
 from engage.store.keys import hash_of
 from engage.upkeep.erasures import Erasure
-from engage.upkeep.export import all_pages
+from engage.upkeep.export import PAGE, all_pages
 
 __all__ = [
-    "ERASURE",
     "PSEUDONYM",
     "Tombstones",
     "is_done",
     "put_tombstones",
 ]
 
-#: The kind of the records.
-ERASURE: Final = "erasure"
 #: Begins the pseudonym to which the history of an erased person's choices is given.
 PSEUDONYM: Final = "erased-"
 
@@ -99,21 +96,29 @@ class Tombstones:
 
 
 async def put_tombstones(
-    store: Storage, erasures: Iterable[Erasure], *, done: bool = False
-) -> None:
+    store: Storage, erasures: Collection[Erasure], *, done: bool = False
+) -> bool:
     """Write tombstones.
 
     :param done: whether all that they stand for is erased.
+    :return: whether nothing that they cover can be stored any more.
     :raises StorageUnavailable: if they may not be durable.
     """
-    for one in erasures:
-        record_id = f"{one.kind}:{one.hash}"
-        there = await store.get_record(ERASURE, one.workspace, record_id)
-        if there is None or there.at < one.at or (there.at == one.at and done):
-            body = orjson.dumps({"key": one.key, "done": done})
-            await store.put_record(
-                Record(kind=ERASURE, workspace_id=one.workspace, id=record_id, body=body, at=one.at)
-            )
+    records = [
+        Record(
+            kind=ERASURE,
+            workspace_id=one.workspace,
+            id=f"{one.kind}:{one.hash}",
+            body=orjson.dumps({"key": one.key, "done": done}),
+            at=one.at,
+        )
+        for one in erasures
+    ]
+    keys = {
+        await store.run(put, records[start : start + PAGE], done)
+        for start in range(0, len(records), PAGE)
+    }
+    return store.isolated and keys == {one.key for one in erasures}
 
 
 async def is_done(store: Storage, erasure: Erasure) -> bool:

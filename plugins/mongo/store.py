@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import logging
 import shlex
@@ -86,7 +87,9 @@ class MongoStorage(Storage):
         self._identifiers = Identifiers(connection, context.identifiers)
         self._events = Events(connection)
         self._known = Known(connection, context.profile_limits.visitors)
-        self._steps = Steps(connection, context, sequence, self._known)
+        # Its plans are not isolated: they would look for erasures in vain.
+        without = dataclasses.replace(context, erasures_key=None)
+        self._steps = Steps(connection, without, sequence, self._known)
         self._arrivals = Arrivals(connection, sequence)
         self._writer = Writer(
             connection,

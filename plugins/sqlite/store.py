@@ -44,6 +44,8 @@ MIN_FREE_BYTES: Final = 512 * 1024 * 1024
 class SqliteStorage(Storage, BackupStore):
     """The storage that keeps everything in one SQLite file."""
 
+    isolated = True
+
     def __init__(
         self, settings: Settings, *, had_store: bool = False, supervised: bool = False
     ) -> None:

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import sqlite3
 import threading
 import time
 from pathlib import Path
@@ -24,7 +26,7 @@ from support.exports import on_store
 from support.people import KEY, fill, lines, traces
 from support.rules.erasures import change
 from support.server_process import KEY as PUBLIC
-from support.server_process import start_server
+from support.server_process import SQLITE, start_server
 from support.sqlite import config_file
 
 
@@ -421,7 +423,7 @@ sha256 = "{hashlib.sha256(KEY.encode()).hexdigest()}"
 [erasures]
 key = "{KEY}"
 """
-    storage = '[storage]\nbackend = "sqlite"\nwrite_timeout = 2\n[storage.sqlite]\npath="engage.db"'
+    storage = SQLITE.replace("[storage]", "[storage]\nwrite_timeout = 10", 1)
     with start_server(tmp_path, workers=2, storage=storage, config_extra=extra) as server:
 
         def orders(**ids: str) -> list[dict[str, Any]]:
@@ -441,7 +443,10 @@ key = "{KEY}"
         assert server.post("/v1/identify", link).status_code == 200
         options = ("--config", server.config, "--user", "mallory", "--visitor", "m-1")
         result = run("erase", "user", *options, "--yes", "--json")
-        assert json.loads(result.stdout)["erased"]["events"] == 101
+        receipt = json.loads(result.stdout)
+        assert receipt["erased"]["events"] == 101
+        # It waited for no request.
+        assert receipt["seconds"] < 20
         assert send(own, PUBLIC)["duplicates"] == 100
         assert server.export("dead-letters") == []
         theirs = orders(userId="victim")
@@ -462,8 +467,7 @@ key = "{KEY}"
 def test_a_user_whose_events_arrive_is_erased_up_to_the_receipt(tmp_path: Path) -> None:
     """500 events a second of the same user arrive while it is erased."""
     extra = f'[erasures]\nkey = "{KEY}"\n'
-    storage = '[storage]\nbackend = "sqlite"\nwrite_timeout = 2\n[storage.sqlite]\npath="engage.db"'
-    with start_server(tmp_path, workers=2, storage=storage, config_extra=extra) as server:
+    with start_server(tmp_path, workers=2, config_extra=extra) as server:
         stop = threading.Event()
         sent: list[int] = []
 
@@ -507,8 +511,13 @@ def test_a_user_whose_events_arrive_is_erased_up_to_the_receipt(tmp_path: Path) 
         assert result.exit_code == 0, result.stderr
         receipt = json.loads(result.stdout)
         events = server.export("events")
-        assert receipt["erased"]["events"] > 0
-        assert len(events) + receipt["erased"]["events"] == sum(sent)
+        path = server.config.with_name("engage.db")
+        with contextlib.closing(sqlite3.connect(path)) as db:
+            query = "SELECT count(*) FROM events WHERE type = 'erased'"
+            (gone,) = db.execute(query).fetchone()
+        # Those that were on their way are erased as well.
+        assert 0 < receipt["erased"]["events"] <= gone
+        assert len(events) + gone == sum(sent)
         assert min(one["receivedAt"] for one in events) >= receipt["erasedBefore"]
         (user,) = server.export("users")
         expected: dict[str, Any] = {}

@@ -11,8 +11,9 @@ import pytest
 
 from engage.config import load
 from engage.config.schema_check import SettingsError
-from engage.config.secrets import fingerprint, stain
+from engage.config.secrets import stain
 from engage.registry import Registry, load_plugins
+from engage.store.keys import fingerprint
 from support.commands import run
 
 CLEAN = "0123456789abcdef0123456789abcdef"

@@ -17,14 +17,14 @@ from typing import Any
 import orjson
 import pytest
 
-from engage.api import EngageError, Kind, Status, StorageUnavailable
+from engage.api import EngageError, Kind, Status, StorageContext, StorageUnavailable
 from engage.config import SubscriptionGroup
 from engage.erasure.addresses import named_addresses
 from engage.erasure.erase import Receipt, erase_user, repeat
 from engage.erasure.person import export_person, person_of
 from engage.erasure.requests import erasure_requests, note_requests
-from engage.pipeline.conflicts import mark_of
-from engage.store.keys import hash_of
+from engage.store.erasures import mark_of
+from engage.store.keys import fingerprint, hash_of
 from engage.store.suppressions import hashed_address
 from engage.testing import MemoryStore
 from engage.testing.factories import TIME, all_pages, event, identify, letter, suppression, visitor
@@ -42,10 +42,7 @@ from support.sqlite import make
 from support.verifying import full
 
 #: The methods that change a store.
-STEPS = (
-    *("put_record", "erase_events", "erase_profile", "erase_choices", "erase_suppressions"),
-    *("suppress", "remove", "reapply", "settle", "write"),
-)
+STEPS = ("run", "settle")
 
 
 def counting(store: Any, reached: Callable[[], None], *, after: bool = False) -> None:
@@ -198,7 +195,7 @@ async def test_what_a_second_erasure_covers_is_not_applied_again(
     async def second() -> Any:
         await store.write([identify("n1", "ann", 2**40, traits={"email": "ann@x.org"})])
         hashed = hash_of(KEY, "acme", "ann")
-        key = erasures.fingerprint(KEY)
+        key = fingerprint(KEY)
         one = erasures.Erasure(workspace="acme", kind="user", hash=hashed, at=2**42, key=key)
         await put_tombstones(store, [one])
         await store.erase_profile("acme", Kind.USER, "ann")
@@ -233,6 +230,19 @@ async def test_twice_at_once(store: Any, tmp_path: Path) -> None:
     assert sum(one.counts["events"] for one in receipts) >= 8
     again = await erased(store, tmp_path)
     assert not again.known
+
+
+@pytest.mark.virtual_time
+async def test_it_waits_if_the_writer_does_not_look_for_erasures(tmp_path: Path) -> None:
+    """Such as a server that started before its config had the key."""
+    for key, waits in ((KEY, False), (None, True), (KEY[::-1], True)):
+        context = StorageContext(base_dir=tmp_path, identifiers={}, erasures_key=key)
+        store: Any = MemoryStore(None, context)
+        await fill(store)
+        steps: list[str] = []
+        await erased(store, tmp_path, report=lambda step, _, to=steps: to.append(step))
+        assert ("waiting for the requests of this moment" in steps) is waits, key
+        assert await traces(store) == []
 
 
 @on_each

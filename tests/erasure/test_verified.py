@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -15,6 +16,8 @@ from engage.erasure.addresses import named_addresses
 from engage.erasure.erase import erase_user
 from engage.testing import MemoryStore
 from engage.testing.factories import TIME, letter, suppression, user, visitor
+from engage.upkeep import erasures
+from engage.upkeep.tombstones import put_tombstones
 from engage.upkeep.verify import Report
 from support.people import ACTOR, KEY, config, on_each
 from support.verifying import fill, full, healthy, small, verified
@@ -86,10 +89,13 @@ async def test_what_should_be_erased_is_found(store: Any, tmp_path: Path) -> Non
     # As if a copy of the store from before brought them back.
     await store.write(
         [
-            full("back", type="identify", user_id="ann", traits={"n": 1}),
-            full("of-visitor", anonymous_id="a-1"),
+            full("back", type="identify", user_id="ann", traits={"n": 1}, at=2**40),
+            full("of-visitor", anonymous_id="a-1", at=2**40),
         ]
     )
+    noted, _ = erasures.read(erasures.erasures_path(config(tmp_path)), KEY)
+    later = [dataclasses.replace(one, at=TIME + 2**40 + 1) for one in noted]
+    await put_tombstones(store, later, done=True)
     report = await report_of(store)
     assert report.different == {"events": 2}
     assert report.differences[0][1].endswith("is of an erased person")

@@ -21,6 +21,8 @@ CHANGES = {step.__name__: step for step in (Add, Put, Delete)}
 
 
 class LedgerStore(Storage):
+    isolated = True  # one process at a time, and one plan after the other
+
     def __init__(self, options, context):
         self.path, self.context = context.base_dir / options["path"], context
         self.lock, self.is_open = threading.Lock(), False

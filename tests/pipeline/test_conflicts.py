@@ -18,7 +18,7 @@ import pytest
 
 from engage.api import DeadLetterBudget, EventFilter, StorageUnavailable
 from engage.config import Limits
-from engage.pipeline.conflicts import mark_of
+from engage.store.erasures import mark_of
 from engage.testing.factories import all_pages, event
 from support.memory_store import MemoryStore
 from support.people import KEY

@@ -31,7 +31,7 @@ TRACES = ("ann", "ANN@x.org", "ann@x.org", "+49123", "Ulm", "a1", "192.0.2.7")
 
 
 def config(folder: Path, *, key: str | None = KEY, write_timeout: float = 0.01) -> Config:
-    """Return a config; an erasure then waits for twice the timeout."""
+    """Return a config; an erasure waits for twice the timeout at most."""
     news = SubscriptionGroup(id="news", name="News", channel="email", type="opt_out")
     keys = (WriteKey(id="website", key="k"), WriteKey(id="backend", kind="server", sha256="0" * 64))
     return Config(
@@ -93,8 +93,8 @@ Test = Callable[[Any, Path], Awaitable[None]]
 
 @contextlib.asynccontextmanager
 async def opened(kind: str, folder: Path) -> AsyncIterator[Any]:
-    context = StorageContext(base_dir=folder, identifiers={"acme": ["email"]})
-    one: Any = MemoryStore(None, context) if kind == "memory" else make(folder)
+    context = StorageContext(base_dir=folder, identifiers={"acme": ["email"]}, erasures_key=KEY)
+    one: Any = MemoryStore(None, context) if kind == "memory" else make(folder, erasures_key=KEY)
     if kind == "mongo":
         url = mongo.shared(mongo.kinds()[0]).url()
         one = mongo.make_store(folder, url, write_timeout=2.0, identifiers={"acme": ["email"]})

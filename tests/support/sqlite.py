@@ -112,6 +112,7 @@ def make(
     *,
     timeout: float = 60,
     budget: DeadLetterBudget = DeadLetterBudget(),  # noqa: B008 - frozen
+    erasures_key: str | None = None,
     **options: Any,
 ) -> SqliteStorage:
     """Make the storage of options, as the registry does; open it afterwards.
@@ -124,6 +125,7 @@ def make(
         identifiers={"acme": ["email"]},
         write_timeout=timeout,
         dead_letter_budget=budget,
+        erasures_key=erasures_key,
     )
     return SqliteStorage.from_options(options, context)
 

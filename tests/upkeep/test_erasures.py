@@ -12,7 +12,7 @@ import pytest
 
 from engage.api import EngageError
 from engage.config import Config, Erasures
-from engage.store.keys import hash_of
+from engage.store.keys import fingerprint, hash_of
 from engage.upkeep import erasures
 from engage.upkeep.erasures import Erasure, ErasuresFileError, KeyNote
 
@@ -26,7 +26,7 @@ def erasure(name: str, *, at: int = 5, key: str = KEY, kind: str = "user") -> Er
         kind=kind,  # type: ignore[arg-type]
         hash=hash_of(key, "acme", name),
         at=at,
-        key=erasures.fingerprint(key),
+        key=fingerprint(key),
     )
 
 

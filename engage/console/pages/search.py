@@ -19,7 +19,8 @@ from engage.console.base import ConsoleHandler
 from engage.console.display.formats import ROWS, plural
 from engage.console.pages.events import FILE_LIMIT, Found, search_events
 from engage.console.pages.users import note_on
-from engage.store.facade import Storage
+from engage.store.identifiers import named
+from engage.store.people import people
 from engage.upkeep.export import PAGE
 from engage.upkeep.live import Wanted, row_of_letter
 
@@ -93,6 +94,9 @@ class SearchHandler(ConsoleHandler):
                 self.go("search", workspace=self.workspace.id, q=text.strip())
                 return
         shown = dict(sorted(hits.items(), key=lambda one: KINDS.index(one[0].kind))[:ROWS])
+        ids, names = ([x.text for x in shown if x.kind == kind] for kind in KINDS[:2])
+        read = self.console.store.read(people, self.workspace.id, ids, names, 0)
+        users, visitors = await self.read(read) or ({}, {})
         self.page(
             "search.html",
             title="Search",
@@ -102,8 +106,10 @@ class SearchHandler(ConsoleHandler):
                 (
                     hit,
                     hit.target(),
-                    await note_on(self, hit.text, note, visitor=hit.kind == "Visitor")
-                    if hit.kind in ("User", "Visitor")
+                    note_on(self, users.get(hit.text), note)
+                    if hit.kind == "User"
+                    else note_on(self, visitors.get(hit.text), note, visitor=True)
+                    if hit.kind == "Visitor"
                     else note,
                 )
                 for hit, note in shown.items()
@@ -129,11 +135,8 @@ class SearchHandler(ConsoleHandler):
             page = await self.read(store.recent(of_user, limit=1))
             if page is not None and page.items:
                 hits.append(Hit("User", wanted))
-            if await self.read(store.profile(workspace, wanted)) is not None:
-                hits.append(Hit("User", wanted))
-            if await self.read(store.visitor(workspace, wanted)) is not None:
-                hits.append(Hit("Visitor", wanted))
-            hits += await self._by_trait(store, wanted)
+            known = await self.read(store.read(named, workspace, wanted, self._values(wanted)))
+            hits += [Hit(x, one) for x, ids in zip(KINDS, known or (), strict=False) for one in ids]
             if (
                 len(wanted) == 32
                 and await self.read(store.dead_letter(workspace, wanted)) is not None
@@ -141,27 +144,20 @@ class SearchHandler(ConsoleHandler):
                 hits.append(Hit("Rejected event", wanted))
         return list(dict.fromkeys(hits))
 
-    async def _by_trait(self, store: Storage, text: str) -> list[Hit]:
-        """Return the users, and the visitors without one, of whom a declared identifier trait has
-        this value."""
-        hits: list[Hit] = []
-        for trait in self.workspace.subscription_identifiers:
-            value = identifier_value(trait, text)
-            for kind, find in (("User", store.find_users), ("Visitor", store.find_visitors)):
-                if value is not None:
-                    found = await self.read(find(self.workspace.id, trait, [value]))
-                    hits += [Hit(kind, one) for one in (found or {}).get(value, ())]
-        return hits
+    def _values(self, text: str) -> dict[str, str]:
+        """Return a text as the value of each declared identifier trait that can have it."""
+        traits = self.workspace.subscription_identifiers
+        values = {trait: identifier_value(trait, text) for trait in traits}
+        return {trait: value for trait, value in values.items() if value is not None}
 
     async def _users_beginning(self, text: str) -> list[Hit]:
         """Return the users whose ids, in the usual capitals, or identifiers begin with a text."""
         store, hits = self.console.store, list[Hit]()
         ids = dict.fromkeys((text, text.lower(), text.upper(), text.capitalize()))
         beginnings: list[tuple[str | None, str]] = [(None, one) for one in ids]
-        for trait in self.workspace.subscription_identifiers:
-            value = identifier_value(trait, text)
+        for trait, value in self._values(text).items():
             # The digits in a text with letters are not the beginning of a number.
-            if value is not None and (trait != "phone" or text.lower() == text.upper()):
+            if trait != "phone" or text.lower() == text.upper():
                 beginnings.append((trait, value))
         for field, start in beginnings:
             users = store.users_beginning(self.workspace.id, start, trait=field, limit=ROWS)

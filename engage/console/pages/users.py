@@ -14,10 +14,7 @@ from tornado.web import HTTPError
 from engage.api import (
     EngageError,
     EventFilter,
-    Kind,
     StorageUnavailable,
-    Subject,
-    SubscriptionRecord,
     UserProfile,
     VisitorProfile,
 )
@@ -27,6 +24,8 @@ from engage.console.pages.events import search_events
 from engage.errors import quote
 from engage.pipeline.operator import decide_link
 from engage.pipeline.replay import MAX_SHOWN
+from engage.store.choices import Known, person
+from engage.store.people import people
 from engage.upkeep.live import RING, Row, Wanted, row_of_event
 
 __all__ = ["UserHandler", "UsersHandler", "note_on"]
@@ -53,19 +52,22 @@ def summary_of(
     return [(name, one_line(_as_text(user.traits[name]), LONGEST)) for name in names]
 
 
-async def note_on(
-    handler: ConsoleHandler, name: str, events: str = "", *, visitor: bool = False
+def note_on(
+    handler: ConsoleHandler,
+    found: UserProfile | VisitorProfile | None,
+    events: str = "",
+    *,
+    visitor: bool = False,
 ) -> str:
-    """Return a line about the user or visitor of an id: whom it belongs to, and the first traits.
+    """Return a line about a user or visitor: whom it belongs to, and the first traits.
 
+    :param found: ``None``: there is no profile.
     :param events: how many events have this id, in words; for a user without traits.
     """
-    store, workspace = handler.console.store, handler.workspace
-    found = await handler.read((store.visitor if visitor else store.profile)(workspace.id, name))
     if found is None:
         known = handler.outage or visitor
         return events if known else f"No profile yet; {events}".removesuffix("; ")
-    traits = summary_of(found, workspace.subscription_identifiers)
+    traits = summary_of(found, handler.workspace.subscription_identifiers)
     owner = found.user_id if visitor else None
     notes = [] if owner is None else [f"belongs to the user {owner}"]
     return " · ".join(notes + [f"{trait} {value}" for trait, value in traits]) or events
@@ -106,10 +108,10 @@ class UsersHandler(ConsoleHandler):
         for row in () if self.unverified else live.rows(wanted):
             if row.texts.user_id is not None:
                 latest.setdefault(row.texts.user_id, row)
-        return [
-            (user_id, row, await note_on(self, user_id))
-            for user_id, row in list(latest.items())[:LATEST]
-        ]
+        newest = dict([*latest.items()][:LATEST])
+        read = self.console.store.read(people, self.workspace.id, [*newest], [], 0)
+        found, _ = await self.read(read) or ({}, {})
+        return [(name, row, note_on(self, found.get(name))) for name, row in newest.items()]
 
 
 class UserHandler(ConsoleHandler):
@@ -145,23 +147,13 @@ class UserHandler(ConsoleHandler):
         self.go("user", workspace=workspace, id=user_id, done=done, anonymous_id=anonymous_id)
 
     async def _show(self, error: str = "") -> None:
-        store, workspace = self.console.store, self.workspace
-        name = self.exact("visitor") or self.exact("id")
-        user, visitor, linked = None, None, list[tuple[str, VisitorProfile | None]]()
-        if not self.exact("visitor"):
-            user = await self.read(store.profile(workspace.id, name))
-        visitor = await self.read(store.visitor(workspace.id, name))
-        after = self.cursor("after") or ""
+        workspace, after = self.workspace, self.cursor("after") or ""
+        name, as_visitor = self.exact("visitor") or self.exact("id"), bool(self.exact("visitor"))
+        seen = (workspace.id, name, as_visitor, ROWS, after, CHOICES)
+        known = await self.read(self.console.store.read(person, *seen)) or Known(as_visitor)
+        user, visitor, is_visitor = known.user, known.visitors.get(name), known.is_visitor
+        profile, history = user or visitor, known.history[::-1]
         ids = [one for one in (user.anonymous_ids if user else ()) if one > after]
-        linked = [(one, await self.read(store.visitor(workspace.id, one))) for one in ids[:ROWS]]
-        profile = user or visitor
-        is_visitor = user is None and (visitor is not None or bool(self.exact("visitor")))
-        choices: dict[str, bool] = {}
-        history: list[SubscriptionRecord] = []
-        subject = Subject(Kind.VISITOR if is_visitor else Kind.USER, name)
-        choices = dict(await self.read(store.state(workspace.id, subject)) or {})
-        page = await self.read(store.history(workspace.id, subject, after=None, limit=CHOICES))
-        history = [] if page is None else list(page.items[::-1])
         wanted = EventFilter(workspace_id=workspace.id, user_id=name)
         if is_visitor:
             wanted = EventFilter(workspace_id=workspace.id, begins=[(["anonymous_id"], name)])
@@ -180,7 +172,7 @@ class UserHandler(ConsoleHandler):
             visitor=visitor,
             profile=profile,
             is_visitor=is_visitor,
-            linked=linked,
+            linked=[(one, known.visitors.get(one)) for one in ids[:ROWS]],
             more=ids[:ROWS][-1] if user and ids[ROWS:] else None,
             error=error,
             done=self.get_query_argument("done", ""),
@@ -199,7 +191,7 @@ class UserHandler(ConsoleHandler):
                 json.dumps(dict(profile.traits), ensure_ascii=False, indent=2, default=str),
                 MAX_SHOWN,
             ),
-            choices=[(names.get(group, group), on) for group, on in sorted(choices.items())],
+            choices=[(names.get(group, group), on) for group, on in sorted(known.choices.items())],
             history=history,
             names=names,
             rows=[row_of_event(event) for event in events],

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import random
 from collections import Counter
@@ -11,9 +12,11 @@ from typing import Any, Final
 
 import pytest
 
-from engage.api import StorageUnavailable
+from engage.api import EventFilter, Kind, Record, Status, StorageUnavailable, Subject
 from engage.store.counts import COUNTS, SERIES
+from engage.store.erasures import ERASURE, put
 from engage.store.events import EVENTS
+from engage.store.keys import fingerprint, hash_of
 from engage.store.profiles import CHOICES
 from engage.store.records import RECORDS, VERSIONS
 from engage.store.suppressions import SUPPRESSIONS
@@ -33,7 +36,7 @@ from engage.store.tables import (
     plan,
 )
 
-from ..factories import AWKWARD
+from ..factories import AWKWARD, TIME, WORKSPACE, all_pages, change, identify, letter
 from ..harness import Call, eventually, must_fail
 from ..processes import print_line
 from .harness import Bench, on_open, on_store
@@ -360,6 +363,42 @@ class StepTests:
             await asyncio.sleep(0)
         await writing
         assert len(seen) > 1
+
+    @on_store
+    async def test_nothing_of_before_comes_after_an_erasure(self, bench: Bench) -> None:
+        """While events, a letter and a choice of the person are on their way."""
+        key = "0123456789abcdef" * 2
+        stores = [await bench.open(erasures_key=key) for _ in range(2)]
+        if not stores[0].isolated:
+            pytest.skip("the storage does not say that its plans are isolated")
+
+        async def there(user: str) -> list[Any]:
+            events = await all_pages(stores[0].scan, EventFilter(user_id=user))
+            letters = await all_pages(stores[0].scan_dead_letters, WORKSPACE)
+            chosen = await stores[0].state(WORKSPACE, Subject(Kind.USER, user))
+            return [*events, *(one for one in letters if one.user_id == user), *chosen]
+
+        def sent(user: str, name: str, store: Any) -> list[Any]:
+            received = letter(f"{user}-{name}", user_id=user)
+            group: Any = {name: False}
+            choice = change(f"{user}-{name}", user_id=user, **group)
+            events = [store.write([identify(f"{user}-{name}-{n}", user)]) for n in range(9)]
+            return [*events, store.keep([received]), store.apply(choice)]
+
+        for turn in range(20):
+            user = f"u{turn}"
+            calls = [*sent(user, "a", stores[0]), *sent(user, "b", stores[1])]
+            writing = [asyncio.ensure_future(call) for call in calls]
+            await asyncio.sleep(turn / 2000)
+            id_, body = f"user:{hash_of(key, WORKSPACE, user)}", b"{}"
+            erasure = Record(kind=ERASURE, workspace_id=WORKSPACE, id=id_, body=body, at=TIME + 1)
+            assert await stores[turn % 2].run(put, [erasure], False) == fingerprint(key)
+            before = await there(user)
+            # Also those of a process that was stopped.
+            await asyncio.gather(*writing, *sent(user, "c", stores[0]))
+            assert await there(user) == before
+            late = dataclasses.replace(identify(f"{user}-late", user), received_at=TIME + 1)
+            assert [x.status for x in await stores[0].write([late])] == [Status.STORED]
 
     @on_store
     async def test_texts_come_back_as_they_were_given(self, bench: Bench) -> None:

@@ -6,11 +6,12 @@ from __future__ import annotations
 import contextlib
 import html
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from engage.store.facade import Storage
 from engage.testing.factories import event, identify, store_all
@@ -49,6 +50,21 @@ def text_of(answer: httpx.Response) -> str:
     """Return the text of the main part of a page."""
     main = answer.text.partition('tabindex="-1">')[2].partition("</main>")[0]
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", main)).split())
+
+
+@contextlib.contextmanager
+def reads(store: Any) -> Iterator[list[str]]:
+    """Record the plans that read people and choices."""
+    names, read = list[str](), store.read
+
+    async def recorded(plan: Any, *arguments: Any) -> Any:
+        if plan.name.partition(".")[0] in ("people", "choices", "identifiers"):
+            names.append(plan.name)
+        return await read(plan, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "read", recorded)
+        yield names
 
 
 def links_of(answer: httpx.Response) -> list[str]:
@@ -211,3 +227,30 @@ async def test_a_console_that_only_shows_has_no_buttons(tmp_path: Path) -> None:
         assert anonymous_ids(pages[0]) == [("v", "visitor")]
         unlink = {"action": "unlink", "anonymous_id": "v"}
         assert (await client.post("user?id=ann", data=unlink)).status_code == 403
+
+
+async def test_a_page_shows_a_person_at_one_moment(tmp_path: Path) -> None:
+    """Each page reads all that it shows of people at once."""
+    async with sqlite(tmp_path) as (store, client):
+        await store_all(
+            store,
+            *(
+                identify(f"m{name}", name, traits={"email": f"{name}@x.org"})
+                for name in ("u", "uv")
+            ),
+            *(visit(f"v{name}", name, city="Ulm") for name in "abcd"),
+            *(link("u", name) for name in "abcd"),
+        )
+        with reads(store) as names:
+            page = await client.get("user?id=u")
+            assert [name for name, _ in anonymous_ids(page)] == [*"abcd"]
+            assert names == ["choices.person"]
+        with reads(store) as names:
+            assert (await client.get("user?visitor=a")).status_code == 200
+            assert names == ["choices.person"]
+        with reads(store) as names:
+            text = text_of(await client.get("search?q=U"))
+            assert "u@x.org" in text
+            assert "uv@x.org" in text
+            assert names[-1:] == ["people.people"]
+            assert names.count("people.people") == names.count("identifiers.named") == 1

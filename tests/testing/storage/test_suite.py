@@ -42,6 +42,7 @@ from engage.api import (
     SubscriptionChange,
     Suppression,
 )
+from engage.store.erasures import ERASURE
 from engage.store.facade import Storage
 from engage.testing import StorageConformance, harness, identify
 from engage.testing.factories import user, visitor
@@ -146,6 +147,23 @@ class OneAtATime(SqliteStorage):
             self._writing = False
 
 
+class LooksTooEarly(SqliteStorage):
+    """Looks for erasures before the transaction that stores an event."""
+
+    async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
+        erasures = await self.records_version(ERASURE)
+        await asyncio.sleep(0.05)
+        if erasures == await self.records_version(ERASURE):
+            return await super().write(events)
+        # It knows of none.
+        later = [dataclasses.replace(one, received_at=one.received_at + 9) for one in events]
+        return await super().write(later)
+
+
+#: Keeps a letter of an erased person.
+KeepsErasedLetters = given("keep", received_at=lambda one: one.received_at + 9)
+#: Takes the choice of an erased person for one that was made long ago.
+KeepsErasedChoices = given("apply", dated=True)
 #: Treats every change of a subscription as new.
 ForgetsIds = given("apply", id=lambda one: f"{one.id}{next(_NUMBERS)}")
 #: Dead letters of the API and of deliveries displace each other.
@@ -578,6 +596,9 @@ IgnoresIds = flaws.returned(SqliteStorage, "scan", items=lambda page: page.items
 
 
 FLAWS = [
+    (LooksTooEarly, "test_nothing_of_before_comes_after_an_erasure"),
+    (KeepsErasedLetters, "test_nothing_of_before_comes_after_an_erasure"),
+    (KeepsErasedChoices, "test_nothing_of_before_comes_after_an_erasure"),
     (DeletesEvents, "test_an_erased_event_is_a_duplicate_of_nothing"),
     (DeletesEvents, "test_an_erased_identity_is_kept_by_other_processes_and_expires"),
     (LeavesNoMarks, "test_an_erased_event_is_a_duplicate_of_nothing"),
