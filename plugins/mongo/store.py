@@ -132,7 +132,8 @@ class MongoStorage(Storage):
             allow_weak=options.get("allow_weak_acknowledgement", False),
             timeout=context.write_timeout,
         )
-        return cls(connection, context)
+        # Without transactions, a plan could miss a tombstone. An erasure waits instead.
+        return cls(connection, dataclasses.replace(context, erasures_key=None))
 
     # ------------------------------------------------------------------------------------ life
     async def open(self, *, create: bool) -> None:
