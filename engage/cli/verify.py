@@ -85,7 +85,7 @@ async def _verify(registry: Registry, config: Config, *, repair: bool) -> Report
         erasures_key=config.erasures.key,
     )
     async with opened(registry, config) as store:
-        if repair and not store.rebuilds:
+        if repair and not store.isolated:
             raise StorageError("this storage cannot repair itself: see docs/verify.md#repairing")
         with Progress("read") as progress:
             look = functools.partial(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from engage.api import (
     EVENT_TYPES,
@@ -450,9 +450,6 @@ class Events(Executor):
     async def reapply(self, events: Sequence[Event]) -> None:
         """Apply the changes of stored events again: an erased profile had them."""
         await self.run(reapply, [*map(row_of, events)])
-
-    #: Whether it can :meth:`rebuild`, which a storage without transactions cannot.
-    rebuilds: ClassVar[bool] = True
 
     async def rebuild(
         self, person: Person, wrong: Wrong, events: Sequence[tuple[str, str, str]]

@@ -60,7 +60,8 @@ class Storage(
     concurrent_writes: int = 1
 
     #: Whether :func:`engage.store.events.write` and all other plans are isolated, over all
-    #: processes: an erasure then waits for no request. See :mod:`engage.store.erasures`.
+    #: processes: an erasure then waits for no request, and people can be repaired. See
+    #: :mod:`engage.store.erasures`.
     isolated: bool = False
 
     @abc.abstractmethod

@@ -75,7 +75,6 @@ class MongoStorage(Storage):
     """The storage that keeps everything in one MongoDB database."""
 
     concurrent_writes = 2  # with more, they are smaller, which costs as much as the overlap gains
-    rebuilds = False
 
     def __init__(self, connection: Connection, context: StorageContext) -> None:
         self._connection = connection
@@ -132,8 +131,7 @@ class MongoStorage(Storage):
             allow_weak=options.get("allow_weak_acknowledgement", False),
             timeout=context.write_timeout,
         )
-        # Without transactions, a plan could miss a tombstone. An erasure waits instead.
-        return cls(connection, dataclasses.replace(context, erasures_key=None))
+        return cls(connection, context)
 
     # ------------------------------------------------------------------------------------ life
     async def open(self, *, create: bool) -> None:
