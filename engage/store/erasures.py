@@ -62,8 +62,10 @@ def covered(things: Sequence[Received]) -> Steps[list[bool]]:
     ids: list[Key] = []
     for space, user, visitor, at in things:
         kind, name = (Kind.VISITOR, visitor) if user is None else (Kind.USER, user)
-        old = name is not None and at < newest
-        ids.append((ERASURE, space, f"{kind}:{hash_of(key, space, name or '')}") if old else ())
+        if key is None or name is None or at >= newest:
+            ids.append(())
+        else:
+            ids.append((ERASURE, space, f"{kind}:{hash_of(key, space, name)}"))
     stored = (yield Get(RECORDS, {*filter(None, ids)})) if any(ids) else {}
     return [
         id_ in stored and thing[-1] < record_of(stored[id_]).at
