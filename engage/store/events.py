@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Final
 
 from engage.api import (
@@ -89,6 +89,7 @@ _TYPE, _USER_ID, _ANONYMOUS_ID, _RECEIVED_AT, _BODY = map(
 Changing = tuple[Event, Sequence[EncodedChange]]
 
 _values: Final = attrgetter("workspace_id", *EVENTS.columns[1:])
+_received: Final = itemgetter(_RECEIVED_AT)
 
 
 class UnstorableError(Exception):
@@ -153,7 +154,7 @@ def write(rows: Sequence[Row]) -> Steps[tuple[dict[int, Outcome], int]]:
         were dropped.
     """
     newest = (yield Recall(NEWEST)).get(NEWEST)
-    erased = newest is None or any(row[_RECEIVED_AT] < newest for row in rows)
+    erased = newest is None or min(map(_received, rows), default=newest) < newest
     if erased:
         rows = yield from _without_erased(rows)
     others: dict[int, Outcome] = {}
