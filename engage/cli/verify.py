@@ -27,6 +27,7 @@ from engage.cli.progress import Progress
 from engage.config import Config, load
 from engage.pipeline.validate import Schemas
 from engage.registry import Registry
+from engage.store.erasures import ERASURE
 from engage.upkeep.verify import Report, Settings
 from engage.upkeep.verify import verify as verified
 
@@ -87,6 +88,9 @@ async def _verify(registry: Registry, config: Config, *, repair: bool) -> Report
     async with opened(registry, config) as store:
         if repair and not store.isolated:
             raise StorageError("this storage cannot repair itself: see docs/verify.md#repairing")
+        erased = repair and (await store.list_records(ERASURE, limit=1)).items
+        if erased and config.erasures.key is None:
+            raise StorageError("people were erased from this store: --repair needs [erasures] key")
         with Progress("read") as progress:
             look = functools.partial(
                 verified,

@@ -8,6 +8,7 @@ was on its way comes after an erasure, if plans are isolated.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -51,7 +52,10 @@ def put(tombstones: Sequence[Record], done: bool) -> Steps[str | None]:
 
 
 def covered(things: Sequence[Received]) -> Steps[list[bool]]:
-    """Return of each thing whether an erasure covers it."""
+    """Return of each thing whether an erasure covers it.
+
+    An erasure of the future covers nothing: the clock was ahead when it was stamped.
+    """
     key, newest = (yield Context()).erasures_key, (yield Recall(NEWEST)).get(NEWEST)
     if newest is None:
         newest, equal = 0, {"kind": ERASURE}
@@ -67,8 +71,9 @@ def covered(things: Sequence[Received]) -> Steps[list[bool]]:
         else:
             ids.append((ERASURE, space, f"{kind}:{hash_of(key, space, name)}"))
     stored = (yield Get(RECORDS, {*filter(None, ids)})) if any(ids) else {}
+    now = time.time_ns() // 1_000_000
     return [
-        id_ in stored and thing[-1] < record_of(stored[id_]).at
+        id_ in stored and thing[-1] < record_of(stored[id_]).at <= now
         for id_, thing in zip(ids, things, strict=True)
     ]
 

@@ -438,16 +438,21 @@ def forget(person: Person, wrong: Wrong) -> Steps[None]:
         rows = (yield Under(table, [person]))[person]
         gone = [row[:4] for row in rows if row[3] in versions and version(row) == versions[row[3]]]
         yield Delete(table, gone)
+        if table is LINKS:
+            # The event of an operator's decision may be gone.
+            links = [LinkRow(*row) for row in rows if row[:4] in gone]
+            decided = [one for one in links if any(one.decision[0])]
+            yield Put(LINKS, [(*one[:4], None, "", "", *one[7:]) for one in decided])
         if table is TRAITS:
             yield Delete(IDENTIFIERS, gone)
         left.append([row for row in rows if row[:4] not in gone])
-    traits, memberships, links = left
+    traits, memberships, linked = left
     if wrong.stored_times == (one.created_at, one.updated_at):
         one.created_at, one.updated_at = wrong.times or (None, None)
     one.traits, one.trait_bytes = sum(row[-1] > 0 for row in traits), sum(row[-1] for row in traits)
     one.memberships = len(memberships)
-    one.links = sum(row[4] is not None for row in links)
-    if one.exists or traits or memberships or links:
+    one.links = sum(row[4] is not None for row in linked)
+    if one.exists or traits or memberships or linked or decided:
         yield Put(PROFILES, [one.row])
     else:
         yield from delete_profiles([person])

@@ -114,9 +114,10 @@ async def put_tombstones(
         )
         for one in erasures
     ]
+    size = PAGE if store.isolated else 1
     keys = {
-        await store.run(put, records[start : start + PAGE], done)
-        for start in range(0, len(records), PAGE)
+        await store.run(put, records[start : start + size], done)
+        for start in range(0, len(records), size)
     }
     return store.isolated and keys == {one.key for one in erasures}
 

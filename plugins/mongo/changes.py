@@ -101,8 +101,8 @@ class Changes(PeopleSteps):
         self._values: dict[Key, str] = {}
         #: The values of the claims that were read.
         self._claimed: dict[Key, set[str]] = {}
-        #: Links and memberships that were read.
-        self._pairs: dict[Key, Row] = {}
+        #: Table → links or memberships that were read.
+        self._pairs = collections.defaultdict[str, dict[Key, Row]](dict)
         #: What was read, as the collection and the query for the document.
         self._read_from: dict[tuple[str, str], Document] = {}
         #: Table → rows.
@@ -136,8 +136,9 @@ class Changes(PeopleSteps):
                 self._read_links(linked),
             ]
         )
-        links = collections.Counter(row[:3] for row in self._pairs.values() if _is_link(row))
-        groups = collections.Counter(row[:3] for row in self._pairs.values() if len(row) == 8)
+        rows = self._pairs[LINKS.name].values()
+        links = collections.Counter(row[:3] for row in rows if LinkRow(*row).first is not None)
+        groups = collections.Counter(row[:3] for row in self._pairs[MEMBERSHIPS.name].values())
         at = PROFILES.columns.index("links")
         for person in {*linked.values(), *(one for some in seen.values() for one in some.values())}:
             row = self._profiles.setdefault(person, None)
@@ -160,16 +161,17 @@ class Changes(PeopleSteps):
         collection, owner = PLACES[kind].memberships, KIND_OF[kind].value
         for one in await self._connection.read(collection, people, by=owner):
             row = membership(people[one[owner]], one)
-            self._pairs[row[: MEMBERSHIPS.key]] = row
+            self._pairs[MEMBERSHIPS.name][row[: MEMBERSHIPS.key]] = row
 
     async def _read_links(self, users: Mapping[str, Person]) -> None:
         for one in await self._connection.read(schema.LINKS, users, by="user"):
             row = link_row(one)
-            self._pairs[row[: LINKS.key]] = row
+            self._pairs[LINKS.name][row[: LINKS.key]] = row
 
     def _profile(self, step: Get | Pages, person: Person, document: Document) -> Row:
         row = super()._profile(step, person, document)
-        self._counts[person] = document.get("claims", {})
+        if person not in self._counts:  # The others may be read again, and less of them.
+            self._counts[person] = document.get("claims", {})
         self._changed_at[person] = row[PROFILES.columns.index("changed_at")] or 0
         start = len(scoped_id(person[0], ""))
         traits = document.get("traits", {})
@@ -203,12 +205,11 @@ class Changes(PeopleSteps):
         return None
 
     async def _get_profiles(self, step: Get) -> dict[Key, Row]:
-        found = {key: self._profiles[key] for key in step.keys if key in self._profiles}
-        width = len(step.table.columns)
-        rows = {key: row[:width] for key, row in found.items() if row is not None}
-        if others := [key for key in step.keys if key not in found]:
-            rows |= await super()._get_profiles(Get(step.table, others))
-        return rows
+        if step.table is not PROFILES:
+            # Of those whom the write only links, the times were not read.
+            return await super()._get_profiles(step)
+        rows = {key: self._profiles.get(key) for key in step.keys}
+        return {key: row for key, row in rows.items() if row is not None}
 
     async def _page_of_profiles(self, step: Pages) -> Page:
         """Read visitors of which some give way: the least recently changed first."""
@@ -229,7 +230,8 @@ class Changes(PeopleSteps):
         return Page(rows, place, len(found) == step.limit)
 
     async def _get_pairs(self, step: Get) -> dict[Key, Row]:
-        found = {key: self._pairs[key] for key in step.keys if key in self._pairs}
+        stored = self._pairs[step.table.name]
+        found = {key: stored[key] for key in step.keys if key in stored}
         for key in found:
             collection, query = _pair(step.table.name, key)
             self._read_from[collection, query["_id"]] = query
@@ -329,7 +331,10 @@ class Changes(PeopleSteps):
         if one.created_at is None or one.updated_at is None:
             return  # Only links or choices made it exist.
         update = self._document(one.person)
-        update["$min"]["createdAt"] = DatetimeMS(one.created_at)
+        read = self._profiles.get(one.person)
+        # What was read is not written again: the profile may have been erased meanwhile.
+        is_earlier = read is None or Profile(*read).created_at != one.created_at
+        update["$min"]["createdAt"] = DatetimeMS(one.created_at if is_earlier else one.updated_at)
         update["$max"]["updatedAt"] = DatetimeMS(one.updated_at)
         if one.changed_at is not None:
             self._changed_at[one.person] = one.changed_at
@@ -399,7 +404,7 @@ class Changes(PeopleSteps):
         for row in claims:
             *_, value, at = row
             self._claimed.setdefault(row[:4], set()).add(value)
-            if at != _SOME_TIME:  # It has one already.
+            if at not in (_SOME_TIME, self._known.of(CLAIMS.name).get(row[:-1])):
                 self._put_claim(_claim(row), at)
         for row in current:
             *_, value, at = row
@@ -448,10 +453,6 @@ def _claim(row: Row) -> Claim:
     """Return the claim of a row."""
     workspace, kind, name, trait, value, _ = row
     return Claim(KIND_OF[kind], workspace, name, trait, value)
-
-
-def _is_link(row: Row) -> bool:
-    return len(row) == len(LINKS.columns) and LinkRow(*row).first is not None
 
 
 def _pair(table: str, key: Key) -> tuple[str, Document]:

@@ -81,7 +81,9 @@ async def test_a_healthy_store_has_no_differences(seed: int) -> None:
 ANN = ("acme", USER, "ann")
 VISITOR_1 = ("acme", VISITOR, "a-1")
 #: A version of no event.
-OTHER = (5, "m", "api")
+#: A time that is later than those of all events.
+NEW = TIME + 900_000
+OTHER = (NEW, "m", "api")
 
 
 def lose(store: Any, person: tuple[str, int, str]) -> None:
@@ -147,7 +149,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Any], Any]]] = {
     ),
     "a trait of no event": (
         "users",
-        lambda store: run_steps(store, Put(TRAITS, [(*ANN, "x", 5, b"1", "m", "api", 4)])),
+        lambda store: run_steps(store, Put(TRAITS, [(*ANN, "x", NEW, b"1", "m", "api", 4)])),
     ),
     "a membership is lost": (
         "users",
@@ -165,7 +167,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Any], Any]]] = {
         "users",
         lambda store: run_steps(
             store,
-            Put(PROFILES, [Profile("acme", USER, "eve", created_at=1, updated_at=1).row]),
+            Put(PROFILES, [Profile("acme", USER, "eve", created_at=NEW, updated_at=NEW).row]),
         ),
     ),
     "a user was created later": (
@@ -186,7 +188,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Any], Any]]] = {
     ),
     "a link has another version": (
         "links",
-        lambda store: edit(store, LINKS, *ANN, "a-1", received_at=5),
+        lambda store: edit(store, LINKS, *ANN, "a-1", received_at=TIME + 500),
     ),
     "a link of no event": (
         "links",
@@ -194,7 +196,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Any], Any]]] = {
     ),
     "a link does not count": (
         "links",
-        lambda store: edit(store, LINKS, *ANN, "a-1", decided_at=5, undone=1),
+        lambda store: edit(store, LINKS, *ANN, "a-1", undone=1),
     ),
     "a size of no trait": (
         "sizes",
@@ -246,6 +248,23 @@ async def test_damage_of_people_is_repaired(name: str, monkeypatch: pytest.Monke
     assert report.repaired.total() == 1
     healthy(await verified(store))
     assert await everything(store) == before
+
+
+async def test_what_is_older_than_all_events_is_not_deleted() -> None:
+    """Its event may have expired when the config said so."""
+    store = made()
+    await small(store)
+    put = Put(TRAITS, [(*ANN, "old", 5, b"1", "m", "api", 4)])
+    run_steps(store, put, Put(PROFILES, [Profile("acme", USER, "eve", 1, 1).row]))
+    edit(store, LINKS, *ANN, "a-1", decided_at=5, undone=1)
+    before = await store.linked_to("acme", "ann"), await store.profile("acme", "eve")
+    report = await verified(store, repair=True)
+    assert {"users": 2, "links": 1}.items() <= report.different.items()
+    found = await store.profile("acme", "ann")
+    assert found is not None
+    assert found.traits["old"] == 1
+    # Nor is the decision of an operator.
+    assert (await store.linked_to("acme", "ann"), await store.profile("acme", "eve")) == before
 
 
 async def test_a_value_of_a_lost_event_is_kept_if_the_loss_is_known() -> None:

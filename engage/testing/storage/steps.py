@@ -7,6 +7,7 @@ import asyncio
 import dataclasses
 import itertools
 import random
+import time
 from collections import Counter
 from typing import Any, Final
 
@@ -399,6 +400,11 @@ class StepTests:
             assert await there(user) == before
             late = dataclasses.replace(identify(f"{user}-late", user), received_at=TIME + 1)
             assert [x.status for x in await stores[0].write([late])] == [Status.STORED]
+        # The clock was ahead.
+        id_, at = f"user:{hash_of(key, WORKSPACE, 'u')}", time.time_ns() // 1_000_000 + 3_600_000
+        erasure = Record(kind=ERASURE, workspace_id=WORKSPACE, id=id_, body=b"{}", at=at)
+        await stores[0].run(put, [erasure], False)
+        assert [x.status for x in await stores[0].write([identify("u", "u")])] == [Status.STORED]
 
     @on_store
     async def test_texts_come_back_as_they_were_given(self, bench: Bench) -> None:

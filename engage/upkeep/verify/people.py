@@ -97,6 +97,9 @@ class Rules:
     limits: ProfileLimits
     #: Before this time, events may have expired; ``-inf``: none.
     horizon: float
+    #: When the oldest stored event was received. Before, events may have expired under another
+    #: config: what no event made is reported, and not deleted.
+    oldest: float
     #: Workspace → the time before which events of people were erased, which stay in groups.
     erased: Mapping[str, int]
     #: Before this time, the last events of visitors may have expired.
@@ -310,7 +313,12 @@ def _compare(one: _One, rules: Rules, report: Report) -> None:
         ):
             found.append((f": {text} {key!r} {_DIFFERS}", reason))
             if reason is None and key in stored:
-                wrong[key] = stored[key][0]
+                version, value = stored[key]
+                if value == REMOVED and rules.horizon > float("-inf"):
+                    continue  # An operator may have removed a trait of the future.
+                made = most.get(one.person, {}).get(key)
+                if version[0] >= rules.oldest or (made is not None and version <= made[0]):
+                    wrong[key] = version
     if one.profile.exists or one.person in high.seen or (kind == USER and one.choices):
         report.checked[what] += 1
     if not found:
@@ -340,10 +348,11 @@ def _times(one: _One, rules: Rules) -> Iterator[_Difference]:
         first, last = stored = profile.created_at, profile.updated_at
         early, late = (rules.excuse(one.person, at) or chosen for at in stored)
         wanted: tuple[int, int] | None = stored
+        kept, kept_late = early or first < rules.oldest, late or last < rules.oldest
         if high is not None:
             wanted = (
-                first if early else max(first, high[0]),
-                last if late else min(last, high[1]),
+                first if kept else max(first, high[0]),
+                last if kept_late else min(last, high[1]),
             )
             if first < high[0]:
                 yield _TIMES, early
@@ -353,7 +362,7 @@ def _times(one: _One, rules: Rules) -> Iterator[_Difference]:
                 yield _TIMES, chosen
         else:
             yield _UNMADE, early
-            wanted = stored if early else None
+            wanted = stored if kept else None
         one.wrong = one.wrong._replace(stored_times=stored, times=wanted)
     times = (*(high or ()), *(at for *_, at in one.records))
     if (
@@ -406,8 +415,10 @@ def _compare_links(one: _One, rules: Rules, report: Report) -> None:
             report.judge("links", f"{workspace}: {name!r} to {user!r} {text}", reason)
             if reason is None:
                 one.is_wrong = True
-                if name in one.links:
-                    one.wrong.links[name] = one.links[name][0]
+                made = one.high.links.get((one.person, name))
+                first, _ = one.links.get(name, (None, True))
+                if first and (first[0] >= rules.oldest or (made is not None and first >= made)):
+                    one.wrong.links[name] = first
 
 
 def _link(one: _One, name: str, horizon: float) -> Iterator[_Difference]:

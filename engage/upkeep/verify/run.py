@@ -195,12 +195,17 @@ class _Run:
             # What is left of an event that is missing or damaged stays.
             different = self.report.different
             self._repairs &= not (
-                self.report.failures or any(x.endswith(_FIRST) for x in different)
+                self.report.failures
+                or any(x.endswith(_FIRST) for x in different)
+                or any(x.endswith(_FIRST) for x, _ in self.report.unprovable)
             )
             notes.sort()
+            first = (await store.scan(EventFilter(), after=None, limit=1)).items
+            oldest = first[0].received_at if first else float("inf")
             rules = Rules(
                 limits=settings.context.profile_limits,
-                horizon=await self._horizon(now),
+                horizon=self._horizon(now, oldest),
+                oldest=oldest,
                 erased=after.newest(),
                 visitors_before=float("-inf") if days is None else now - days * DAY_MS,
                 full=notes.full(settings.context.profile_limits.visitors),
@@ -298,14 +303,10 @@ class _Run:
         await tombstones.refresh()
         return tombstones
 
-    async def _horizon(self, now: int) -> float:
+    def _horizon(self, now: int, oldest: float) -> float:
         """Return the time before which events may have expired."""
         days = self._settings.context.events_days
-        if days is None:
-            return float("-inf")
-        oldest = await self._store.scan(EventFilter(), after=None, limit=1)
-        first = oldest.items[0].received_at if oldest.items else now
-        return max(first, now - days * DAY_MS)
+        return float("-inf") if days is None else max(min(oldest, now), now - days * DAY_MS)
 
 
 def _problem(event: Event, settings: Settings) -> str:

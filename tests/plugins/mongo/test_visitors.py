@@ -410,3 +410,28 @@ async def test_an_event_changes_a_visitor_that_gives_way(tmp_path: Path, proxy: 
         await writing
         found = {one.anonymous_id: one.traits for one in await all_pages(store.scan_visitors, None)}
         assert found == {"v": {"a": 1}, "x": {}}
+
+
+async def test_a_visitor_of_a_user_that_a_write_links_does_not_give_way(tmp_path: Path) -> None:
+    """The write does not read the user for itself."""
+    url = mongo.shared(ATOMIC).url()
+    limits = ProfileLimits(visitors=1)
+    async with mongo.opened(tmp_path, url, profile_limits=limits) as store:
+        await store.write([visit("1", "a1", received=1), identify("2", "ann", anonymous_id="a1")])
+        store._known.full.add(WORKSPACE)
+        linking = event("3", user_id="ann", anonymous_id="a2", received=2)
+        await store.write([linking, visit("4", "new", received=2)])
+        found = {one.anonymous_id for one in await all_pages(store.scan_visitors, WORKSPACE)}
+        assert "a1" in found
+
+
+async def test_a_group_has_the_text_of_an_anonymous_id(tmp_path: Path) -> None:
+    url = mongo.shared(ATOMIC).url()
+    async with mongo.opened(tmp_path, url) as store:
+        await store.write([event("1", type="group", user_id="u", groupId="same", received=1)])
+        both = event("2", type="group", user_id="u", anonymous_id="same", groupId="same", at=2)
+        await store.write([both])
+        assert await store.linked_to(WORKSPACE, "u") == ["same"]
+        found = await store.profile(WORKSPACE, "u")
+        assert found is not None
+        assert found.groups == ["same"]

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from engage.api import StorageUnavailable
+from engage.testing.factories import TIME
 from engage.testing.storage.histories import everything
 from engage.upkeep.verify import Report
 from engage_plugins.sqlite.keys import saved
@@ -104,7 +105,7 @@ DAMAGE: dict[str, tuple[str, list[str]]] = {
     ),
     "a trait of no event": (
         "users",
-        [f"INSERT INTO traits SELECT {USER}, 'x', 1, 'm', 'api', 5, '1'"],
+        [f"INSERT INTO traits SELECT {USER}, 'x', {TIME + 900_000}, 'm', 'api', 5, '1'"],
     ),
     "a membership is lost": ("users", [f"DELETE FROM memberships WHERE profile = {USER}"]),
     "a membership has ended": ("users", ["UPDATE memberships SET assigned = 0"]),
@@ -113,7 +114,8 @@ DAMAGE: dict[str, tuple[str, list[str]]] = {
         "users",
         [
             "INSERT INTO profiles (workspace, kind, name, created_at, updated_at, traits, "
-            "trait_bytes, links, memberships) VALUES ('acme', 0, 'eve', 1, 1, 0, 0, 0, 0)"
+            "trait_bytes, links, memberships) VALUES "
+            f"('acme', 0, 'eve', {TIME + 900_000}, {TIME + 900_000}, 0, 0, 0, 0)"
         ],
     ),
     "a user was created later": (
