@@ -6,7 +6,7 @@ See :func:`engage.api.merge`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import starmap
 from operator import attrgetter, itemgetter
 from typing import Any, Final, NamedTuple, TypeVar
@@ -60,6 +60,7 @@ from engage.store.tables import (
     Remember,
     Row,
     Steps,
+    Table,
     Under,
     plan,
 )
@@ -417,10 +418,23 @@ class Wrong(NamedTuple):
     #: Group id → version.
     memberships: dict[str, Version]
     #: Anonymous id → the first event of the link.
-    links: dict[str, Version | None]
+    links: dict[str, Version]
     #: The times of the first and the last event, as they are stored and as they should be.
     stored_times: tuple[int, int] | None = None
     times: tuple[int, int] | None = None
+
+
+def _delete_wrong(
+    table: Table, person: Person, versions: Mapping[str, Version], version: Callable[[Row], Any]
+) -> Steps[tuple[list[Row], list[Row]]]:
+    """Delete the rows of some names that still have these versions, and return them and the
+    rest."""
+    gone, left = list[Row](), list[Row]()
+    for row in (yield Under(table, [person]))[person]:
+        is_wrong = row[3] in versions and version(row) == versions[row[3]]
+        (gone if is_wrong else left).append(row)
+    yield Delete(table, [row[:4] for row in gone])
+    return gone, left
 
 
 def forget(person: Person, wrong: Wrong) -> Steps[None]:
@@ -429,30 +443,24 @@ def forget(person: Person, wrong: Wrong) -> Steps[None]:
     stored = yield Get(PROFILES, [person])
     if person not in stored:
         return
-    one, left = Profile(*stored[person]), []
-    for table, versions, version in (
-        (TRAITS, wrong.traits, itemgetter(4, 6, 7)),
-        (MEMBERSHIPS, wrong.memberships, itemgetter(4, 5, 6)),
-        (LINKS, wrong.links, lambda row: LinkRow(*row).first),
-    ):
-        rows = (yield Under(table, [person]))[person]
-        gone = [row[:4] for row in rows if row[3] in versions and version(row) == versions[row[3]]]
-        yield Delete(table, gone)
-        if table is LINKS:
-            # The event of an operator's decision may be gone.
-            links = [LinkRow(*row) for row in rows if row[:4] in gone]
-            decided = [one for one in links if any(one.decision[0])]
-            yield Put(LINKS, [(*one[:4], None, "", "", *one[7:]) for one in decided])
-        if table is TRAITS:
-            yield Delete(IDENTIFIERS, gone)
-        left.append([row for row in rows if row[:4] not in gone])
-    traits, memberships, linked = left
+    one = Profile(*stored[person])
+    gone, traits = yield from _delete_wrong(TRAITS, person, wrong.traits, itemgetter(4, 6, 7))
+    yield Delete(IDENTIFIERS, [row[:4] for row in gone])
+    _, groups = yield from _delete_wrong(
+        MEMBERSHIPS, person, wrong.memberships, itemgetter(4, 5, 6)
+    )
+    gone, links = yield from _delete_wrong(
+        LINKS, person, wrong.links, lambda row: LinkRow(*row).first
+    )
+    # The event of an operator's decision may be gone.
+    decided = [link for link in starmap(LinkRow, gone) if any(link.decision[0])]
+    yield Put(LINKS, [(*link[:4], None, "", "", *link[7:]) for link in decided])
     if wrong.stored_times == (one.created_at, one.updated_at):
         one.created_at, one.updated_at = wrong.times or (None, None)
     one.traits, one.trait_bytes = sum(row[-1] > 0 for row in traits), sum(row[-1] for row in traits)
-    one.memberships = len(memberships)
-    one.links = sum(row[4] is not None for row in linked)
-    if one.exists or traits or memberships or linked or decided:
+    one.memberships = len(groups)
+    one.links = sum(row[4] is not None for row in links)
+    if one.exists or traits or groups or links or decided:
         yield Put(PROFILES, [one.row])
     else:
         yield from delete_profiles([person])
