@@ -63,19 +63,17 @@ from engage.store.profiles import (
 from engage.store.tables import Delete, Get, Key, Page, Pages, Put, Recall, Remember, Row, Under
 
 from . import schema
-from .connection import Connection, all_of
+from .connection import UNCHANGED, Connection, all_of
 from .documents import NEVER, any_of, encode_value, escape_key, pair_id, scoped_id
 from .identifiers import Claim
 from .paging import beyond
-from .people import PLACES, TIMES, Document, PeopleSteps, link_row, membership
+from .people import PLACE_OF, TIMES, Document, PeopleSteps, link_row, membership
 from .profiles import Known, delete_visitors
 
 _log = logging.getLogger("engage.storage.mongo")
 
 #: When a value was claimed that has a claim which was not read.
 _SOME_TIME: Final = MAX_TIME
-#: What an update does that only waits until what was read is durable.
-_NOTHING: Final = {"$setOnInsert": {"_none": 0}}
 
 
 class Changes(PeopleSteps):
@@ -149,7 +147,7 @@ class Changes(PeopleSteps):
                 self._profiles[person] = (*row[:at], *counts, *row[at + 2 :])
 
     async def _read_profiles(self, kind: int, people: Mapping[str, Person]) -> None:
-        collection, step = PLACES[kind].subjects, Get(PROFILES, ())
+        collection, step = PLACE_OF[kind].subjects, Get(PROFILES, ())
         for chunk in self._connection.chunks(people):
             # One by one: documents may be large, and little is kept of each.
             async for one in self._connection.db[collection].find({"_id": any_of(chunk)}):
@@ -158,7 +156,7 @@ class Changes(PeopleSteps):
                 self._read_from[collection, one["_id"]] = {"_id": one["_id"]}
 
     async def _read_memberships(self, kind: int, people: Mapping[str, Person]) -> None:
-        collection, owner = PLACES[kind].memberships, KIND_OF[kind].value
+        collection, owner = PLACE_OF[kind].memberships, KIND_OF[kind].value
         for one in await self._connection.read(collection, people, by=owner):
             row = membership(people[one[owner]], one)
             self._pairs[MEMBERSHIPS.name][row[: MEMBERSHIPS.key]] = row
@@ -300,7 +298,7 @@ class Changes(PeopleSteps):
             self._put_link(LinkRow(*row))
         known = self._put_claims()
         for (collection, key), query in self._read_from.items():
-            nothing = {"q": query, "u": _NOTHING, "upsert": False}
+            nothing = {"q": query, "u": UNCHANGED, "upsert": False}
             self._statements[collection].setdefault(key, nothing)
         self._known.growing.update(space for space, _ in self._put[VISITOR_TOTALS.name])
         results = await all_of(
@@ -317,7 +315,7 @@ class Changes(PeopleSteps):
     def _document(self, person: Key) -> dict[str, dict[str, Any]]:
         """Return the update of the document of a person."""
         workspace, kind, name = person
-        key, place = scoped_id(workspace, name), PLACES[kind]
+        key, place = scoped_id(workspace, name), PLACE_OF[kind]
         statement = self._statements[place.subjects].get(key)
         if statement is None:
             names = {"workspaceId": workspace, place.name: name}
@@ -347,7 +345,7 @@ class Changes(PeopleSteps):
     def _put_traits(self, person: Key, rows: Iterable[Row]) -> None:
         workspace, kind, _ = person
         greatest = self._document(person)["$max"]
-        declared = self._context.identifiers.get(workspace, ()) if PLACES[kind].claims else ()
+        declared = self._context.identifiers.get(workspace, ()) if PLACE_OF[kind].claims else ()
         for *_, trait, at, encoded, message_id, origin, _ in rows:
             register = _register(at, message_id, origin)
             if encoded == REMOVED:
@@ -414,7 +412,7 @@ class Changes(PeopleSteps):
             values = self._claimed.get(trait)
             if values is not None and value not in values and len(values) >= MAX_CLAIMS:
                 for one in claim.late_statements(at, self._changed(trait[:3])):
-                    statements = self._statements[PLACES[row[1]].claims]
+                    statements = self._statements[PLACE_OF[row[1]].claims]
                     statements[f"{claim.late_key}\0{len(statements)}"] = one
                 continue
             if values is not None:
@@ -431,7 +429,7 @@ class Changes(PeopleSteps):
         kind = KINDS[claim.kind]
         changed = self._changed((claim.workspace, kind, claim.user))
         statement = claim.statement({"$min": {"at": DatetimeMS(at)}}, changed)
-        self._statements[PLACES[kind].claims][claim.key] = statement
+        self._statements[PLACE_OF[kind].claims][claim.key] = statement
 
     _EXECUTE: ClassVar[Mapping[tuple[type, str], Callable[[Any, Any], Awaitable[Any]]]] = {
         **PeopleSteps._EXECUTE,
@@ -462,7 +460,7 @@ def _pair(table: str, key: Key) -> tuple[str, Document]:
     docs/scaling.md, and MongoDB before 7.1 cannot insert without it.
     """
     workspace, kind, name, other = key
-    collection = schema.LINKS if table == LINKS.name else PLACES[kind].memberships
+    collection = schema.LINKS if table == LINKS.name else PLACE_OF[kind].memberships
     owner = scoped_id(workspace, name)
     return collection, {"_id": pair_id(workspace, name, other), KIND_OF[kind].value: owner}
 

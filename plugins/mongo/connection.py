@@ -63,6 +63,8 @@ _RAW: Final = CODEC.with_options(document_class=RawBSONDocument)
 
 #: Statements of one update command at most, and documents that one command reads or deletes.
 BATCH: Final = 1000
+#: What an update does that changes nothing: it waits until what was read is durable.
+UNCHANGED: Final = {"$setOnInsert": {"_none": 0}}
 #: The same for FerretDB 1. It has 100 connections to its SQLite file, takes one for each statement
 #: that changes a document, and keeps it until the end of the command: with more statements, those
 #: of the commands that run at the same time included, it hangs.

@@ -69,7 +69,7 @@ Document = Mapping[str, Any]
 _Age = tuple[int, str, str]
 
 #: Kind, as a number → where its profiles are.
-PLACES: Final = {number: schema.PLACES[kind] for number, kind in KIND_OF.items()}
+PLACE_OF: Final = {number: schema.PLACES[kind] for number, kind in KIND_OF.items()}
 #: The fields of the times of a profile.
 TIMES: Final = ("createdAt", "updatedAt", "firstChoiceAt", "lastChoiceAt", "changedAt")
 _CLAIM: Final = {"userId": 1, "visitor": 1, "at": 1}
@@ -112,7 +112,7 @@ class PeopleSteps:
     ) -> AsyncIterator[tuple[Any, Document]]:
         """Read the documents of people, or of their memberships: not all at once, which may be
         large."""
-        for kind, place in PLACES.items():
+        for kind, place in PLACE_OF.items():
             whose = {scoped_id(one[0], one[-1]): one for one in people if one[1] == kind}
             ids = [*whose]
             collection, by = place.subjects, "_id"
@@ -165,7 +165,7 @@ class PeopleSteps:
         if step.by:
             return await self._beginning(step)
         equal: Mapping[str, Any] = step.equal
-        kind, place = equal["kind"], PLACES[equal["kind"]]
+        kind, place = equal["kind"], PLACE_OF[equal["kind"]]
         query = id_after(equal.get("workspace"), *(step.after or (None,)))
         cursor = self._connection.db[place.subjects].find(query).sort([("_id", 1)])
         found, last = await read_page(cursor, step.limit, _sized)
@@ -177,7 +177,7 @@ class PeopleSteps:
         """Read whose ids, or values of an identifier, are between bounds."""
         equal: Mapping[str, Any] = step.equal
         workspace, kind, trait = equal["workspace"], equal["kind"], equal.get("trait")
-        place, field = PLACES[kind], "_id" if trait is None else identifier_field(trait)
+        place, field = PLACE_OF[kind], "_id" if trait is None else identifier_field(trait)
         start, low, high = (scoped_id(workspace, end) for end in ("", step.low, step.high))
         fields = {place.name: 1, field: 1}
         cursor = self._connection.db[place.subjects].find({field: {"$gte": low}}, fields)
@@ -279,7 +279,7 @@ class PeopleSteps:
 
     async def _claims(self, traits: Iterable[Key]) -> AsyncIterator[tuple[Key, Row, bool]]:
         """Read the claims of traits: each with the trait, and whether it is the late one."""
-        for kind, place in PLACES.items():
+        for kind, place in PLACE_OF.items():
             whose = [(one, name, trait) for one, of, name, trait in traits if of == kind]
             paths = [claim_id(*one, "").removesuffix(":") for one in whose]
             for start in range(0, len(paths), STEP):
@@ -321,7 +321,7 @@ class PeopleSteps:
         :param after: only those behind this place, if there are many.
         :return: with the place behind them, if there may be more.
         """
-        place, db = PLACES[KINDS[claim.kind]], self._connection.db
+        place, db = PLACE_OF[KINDS[claim.kind]], self._connection.db
         query: dict[str, Any] = {identifier_field(claim.trait): claim.form}
         fields = {place.name: 1, "createdAt": 1}
         holders = functools.partial(db[place.subjects].find, projection=fields, sort=_ORDER)
@@ -360,7 +360,7 @@ class PeopleSteps:
 
     async def _ages(self, claim: Claim, documents: Sequence[Document]) -> Collection[_Age]:
         """Return the ages of those who have a value."""
-        place = PLACES[KINDS[claim.kind]]
+        place = PLACE_OF[KINDS[claim.kind]]
         ages, keys = dict[str, _Age](), dict[str, str]()
         for document in documents:
             name = document[place.name]

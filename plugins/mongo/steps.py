@@ -50,7 +50,7 @@ from engage.store.tables import (
 )
 
 from .changes import Changes
-from .connection import BATCH, DUPLICATE, MAX_ATTEMPTS, Connection, all_of
+from .connection import BATCH, DUPLICATE, MAX_ATTEMPTS, UNCHANGED, Connection, all_of
 from .documents import Sequencer
 from .paging import read_page
 from .people import PeopleSteps
@@ -506,7 +506,7 @@ class _Writes:
                 self._first.append(functools.partial(self._update, form, same, guard))
             elif met.is_found:
                 # It changes nothing, and waits until what was read is durable.
-                self._statement(form, same, {"$setOnInsert": {"_none": 0}}, upsert=False)
+                self._statement(form, same, UNCHANGED, upsert=False)
         elif row is None:
             if not met.is_read:
                 # Put and deleted by this plan. There may be one nevertheless.
