@@ -21,8 +21,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Final
 
 from bson.objectid import ObjectId
 
@@ -32,7 +32,7 @@ from engage.store.events import Changing, UnstorableError
 
 from .arrivals import Arrivals, Run
 from .connection import DUPLICATE, Connection
-from .documents import Sequencer, any_of, encode_event, event_id
+from .documents import Sequencer, encode_event, event_id
 from .events import Events
 from .profiles import Known
 from .schema import EVENTS
@@ -134,6 +134,15 @@ class Batch:
             if event_changes and position not in self._codes
         ]
 
+    @property
+    def marked(self) -> list[str]:
+        """The ``_id`` of each newly stored event that has changes."""
+        return [
+            key
+            for position, key in enumerate(self.ids)
+            if self._changes[position] and position not in self._codes
+        ]
+
     def repeats_of_refused(self) -> list[int]:
         """Return the positions of events that share their identity with a refused event of this
         write: nothing is stored under it yet."""
@@ -185,10 +194,10 @@ class Writer:
         #: When :meth:`complete_due` does so next.
         self._complete_at = 0.0
         #: The marks of this process: their prefix, how many there were, and those of the writes
-        #: whose changes are durable.
+        #: whose changes are durable, with the ``_id`` of each event that has one.
         self._process = os.urandom(6).hex()
         self._writes = 0
-        self._durable: set[str] = set()
+        self._durable: dict[str, Sequence[str]] = {}
         #: Held by the write that changes profiles.
         self._changing = asyncio.Lock()
 
@@ -273,7 +282,7 @@ class Writer:
                 await self._settle(batch, await inserting)
                 if changes := batch.stored:
                     self.dropped_changes += await self._steps.apply(changes, people)
-                    self._durable.add(batch.mark)
+                    self._durable[batch.mark] = batch.marked
                     self._work.set()
                 await self._apply_cut_off(batch)
         except BaseException as error:
@@ -314,10 +323,10 @@ class Writer:
     async def remove_marks(self) -> None:
         """Remove the marks of the writes whose changes are durable. To be called within
         :meth:`Connection.calling`."""
-        if self._durable:
-            marks = sorted(self._durable)
-            await self._remove_marks({"_mark": any_of(marks)})
-            self._durable.difference_update(marks)
+        durable = [*self._durable.items()]
+        await self._remove_marks((key, mark) for mark, keys in durable for key in keys)
+        for mark, _ in durable:
+            del self._durable[mark]
 
     async def complete(self) -> None:
         """Apply the changes of all marked events, and remove their marks.
@@ -345,9 +354,12 @@ class Writer:
             ]
             async with self._changing:
                 await self._steps.apply(changes)
-            await self._remove_marks({"_id": any_of(ids)})
+            await self._remove_marks((key, mark) for key, (_, mark, _) in stored.items())
         return len(found)
 
-    async def _remove_marks(self, query: dict[str, Any]) -> None:
-        statement = {"q": query, "u": {"$unset": {"_mark": ""}}, "multi": True}
-        await self._connection.update(EVENTS, [statement])
+    async def _remove_marks(self, marks: Iterable[tuple[str, str | None]]) -> None:
+        """Remove marks from events, each by its ``_id``: a sharded cluster sends that to one shard,
+        and FerretDB would read the whole collection to find marks."""
+        unset = {"$unset": {"_mark": ""}}
+        statements = [{"q": {"_id": key, "_mark": mark}, "u": unset} for key, mark in marks if mark]
+        await self._connection.update(EVENTS, statements)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -312,6 +312,23 @@ async def test_marks_are_removed_after_the_acknowledgement(tmp_path: Path) -> No
         await eventually(lambda: not raw(url).events.find_one({"_mark": {"$exists": True}}))
         await made.write([identify("o", "u", 2)])
     assert await _marked(url) == 0
+
+
+async def test_a_mark_is_removed_by_the_id_of_its_event(tmp_path: Path) -> None:
+    """A query for marks would read all events on FerretDB, and ask all shards of a cluster."""
+    queries: list[Any] = []
+
+    def note(name: str, command: Mapping[str, Any]) -> None:
+        if name == "update" and command["update"] == "events":
+            queries.extend(one["q"] for one in command["updates"])
+
+    with Proxy(mongo.shared(PROXIED).address) as proxy:
+        url = proxy.url(f"engage_test_{os.urandom(6).hex()}", "timeoutMS=20000")
+        async with opened(tmp_path, url) as made:
+            proxy.rule = note
+            await made.write([identify(f"m{n}", "u", n) for n in range(30)] + [event("n")])
+            await eventually(lambda: not raw(url).events.find_one({"_mark": {"$exists": True}}))
+    assert {query["_id"] for query in queries} == {f"{WORKSPACE}:api:m{n}" for n in range(30)}
 
 
 async def _cut_off(tmp_path: Path, url: str, proxy: Proxy, events: Sequence[Any]) -> None:
