@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python benchmarks/trace.py``: counts the way of one track call through the code of engage.
+"""``python benchmarks/trace.py``: counts the way of one request through the code of engage.
 
-A server with SQLite runs with one worker and the process that writes. Both record with
-``sys.setprofile`` which functions of ``engage/`` and ``plugins/`` they call, from the first byte of
-a request until shortly after its answer. The server is warm. Its timers add calls to some requests,
-so the figures are those of the request with the fewest calls of five:
+The request is a track call, or with ``--webhook`` a delivery that becomes a track event. A server
+with SQLite runs with one worker and the process that writes. Both record with ``sys.setprofile``
+which functions of ``engage/`` and ``plugins/`` they call, from the first byte of a request until
+shortly after its answer. The server is warm. Its timers add calls to some requests, so the figures
+are those of the request with the fewest calls of five:
 
 - *calls* of functions, and how many *functions* and *files* are among them. Each part of a
   coroutine between two waits is a call; comprehensions are none.
@@ -23,6 +24,8 @@ import argparse
 import ast
 import base64
 import contextlib
+import hashlib
+import hmac
 import http.client
 import itertools
 import json
@@ -31,14 +34,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-#: The most that one track call may need. ``tests/test_trace.py`` holds these bounds; a change that
+#: The most that one request may need. ``tests/test_trace.py`` holds these bounds; a change that
 #: raises one names the number in its commit.
-BOUNDS = {"calls": 212, "files": 42, "back_up": 14}
+BOUNDS = {
+    "track": {"calls": 212, "files": 42, "back_up": 14},
+    "webhook": {"calls": 315, "files": 54, "back_up": 39},
+}
 #: Requests before the counted ones, and counted requests.
 WARM, COUNTED = 20, 5
 #: Seconds after an answer whose calls still belong to it.
@@ -75,7 +81,14 @@ threading.setprofile(record)
 sys.setprofile(record)
 """
 
-CONFIG = """
+#: Signs the deliveries.
+SECRET = b"the secret of a benchmark"
+#: The workspace accepts deliveries of any sender that signs as Standard Webhooks says.
+WEBHOOK = f"""
+[workspaces.webhooks.standard-webhooks]
+secret = "whsec_{base64.b64encode(SECRET).decode()}"
+"""
+CONFIG = f"""
 [server]
 host = "127.0.0.1"
 port = 0
@@ -92,7 +105,7 @@ name = "Acme"
 [[workspaces.write_keys]]
 id = "website"
 key = "trace"
-"""
+{WEBHOOK}"""
 
 
 class Call(NamedTuple):
@@ -203,8 +216,13 @@ def _port(process: subprocess.Popen[bytes], log: Path) -> int:
     raise RuntimeError(f"the server does not listen:\n{log.read_text()}")
 
 
-def requests(root: Path = ROOT) -> Generator[list[Call], None, None]:
-    """Yield the calls of one request after the other until closed. The server is warm."""
+def requests(
+    root: Path, send: Callable[[http.client.HTTPConnection, int], None]
+) -> Generator[list[Call], None, None]:
+    """Yield the calls of one request after the other until closed. The server is warm.
+
+    :param send: sends a request with this number and reads its answer.
+    """
     with tempfile.TemporaryDirectory(prefix="engage-trace-") as name:
         folder = Path(name).resolve()
         with (
@@ -214,26 +232,49 @@ def requests(root: Path = ROOT) -> Generator[list[Call], None, None]:
             ) as connection,
         ):
             for number in range(WARM):
-                _track(connection, number)
+                send(connection, number)
             for number in itertools.count(WARM):
                 time.sleep(AFTER)
                 start = time.monotonic()
-                _track(connection, number)
+                send(connection, number)
                 time.sleep(AFTER)
                 yield [call for call in read(folder / "calls") if call.time >= start]
 
 
 def _track(connection: http.client.HTTPConnection, number: int) -> None:
     event = {"userId": f"user {number}", "event": "Traced", "messageId": f"message {number}"}
-    headers = {
-        "Authorization": "Basic " + base64.b64encode(b"trace:").decode(),
-        "Content-Type": "application/json",
+    authorization = "Basic " + base64.b64encode(b"trace:").decode()
+    _post(connection, "/v1/track", json.dumps(event).encode(), {"Authorization": authorization})
+
+
+def _deliver(connection: http.client.HTTPConnection, number: int) -> None:
+    path = "/api/public/webhooks/standard-webhooks"
+    _post(connection, path, *delivery(number))
+
+
+def delivery(number: int) -> tuple[bytes, dict[str, str]]:
+    """Return the body and the headers of a delivery, which names its user."""
+    now = time.time()
+    when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
+    payload = {"type": "Traced", "timestamp": when, "data": {"userId": f"user {number}"}}
+    body = json.dumps(payload).encode()
+    signed = b"message %d.%d.%b" % (number, now, body)
+    signature = base64.b64encode(hmac.digest(SECRET, signed, hashlib.sha256)).decode()
+    return body, {
+        "webhook-id": f"message {number}",
+        "webhook-timestamp": str(int(now)),
+        "webhook-signature": f"v1,{signature}",
     }
-    connection.request("POST", "/v1/track", json.dumps(event), headers)
+
+
+def _post(
+    connection: http.client.HTTPConnection, path: str, body: bytes, headers: dict[str, str]
+) -> None:
+    connection.request("POST", path, body, {"Content-Type": "application/json", **headers})
     response = connection.getresponse()
-    body = response.read()
+    answer = response.read()
     if response.status != 200:
-        raise RuntimeError(f"{response.status}: {body.decode()}")
+        raise RuntimeError(f"{response.status}: {answer.decode()}")
 
 
 def print_hops(calls: Sequence[Call]) -> None:
@@ -252,9 +293,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--root", type=Path, default=ROOT, help="the checkout to count")
     parser.add_argument("--hops", action="store_true", help="print every call")
+    parser.add_argument("--webhook", action="store_true", help="count a webhook delivery")
     arguments = parser.parse_args()
     level = levels(arguments.root)
-    with contextlib.closing(requests(arguments.root)) as endless:
+    send = _deliver if arguments.webhook else _track
+    with contextlib.closing(requests(arguments.root, send)) as endless:
         traced = sorted(itertools.islice(endless, COUNTED), key=len)
     if arguments.hops:
         print_hops(traced[0])
