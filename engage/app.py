@@ -194,13 +194,11 @@ def _make_deliveries(
     clock: Clock,
 ) -> Deliveries:
     return Deliveries(
+        config,
         known=registry.webhooks,
         providers=registry.make_webhooks(config),
-        workspaces=config.workspaces,
-        public_url=config.server.public_url,
         pipeline=pipeline,
         ingest=ingest,
-        limits=config.limits,
         metrics=metrics,
         fetcher=Fetcher(),
         clock=clock,

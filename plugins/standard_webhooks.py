@@ -19,7 +19,6 @@ from engage.webhooks import (
     iso_time,
     merged,
     message_id,
-    optional_header,
     parse_object,
     registration,
     standard_webhook_key,
@@ -70,15 +69,18 @@ class StandardWebhooks(SecretProvider):
     def translate(self, request: WebhookRequest) -> Translation:
         """Return one track event, named by the payload's ``type``; ignore it if it has no user."""
         payload = parse_object(request.body)
-        sent = next(filter(None, (optional_header(request, f"{name}-id") for name in PREFIXES)), "")
         kind = text(payload.get("type")) or "Webhook Received"
-        user = user_id(*(at(payload, path) for path in self._user_paths))
-        recipient = email_recipient(*(at(payload, path) for path in self._email_paths))
+        user = next(filter(None, (user_id(at(payload, path)) for path in self._user_paths)), None)
+        recipient = None
+        if user is None:
+            recipient = email_recipient(*(at(payload, path) for path in self._email_paths))
         if user is None and recipient is None:
             return Translation(ignored=1, unknown={0: payload}, types=[kind])
         data = payload.get("data")
         when = payload.get("timestamp")
         timestamp = iso_time(when) or unix_time(when)
+        ids = (request.values(f"{name}-id") for name in PREFIXES)
+        sent = next((values[0] for values in ids if values), "")
         # A value that became a field is left out of the properties.
         fields = ["type", "timestamp"] if timestamp else ["type"]
         rest = merged(payload, without=[*fields, "data"] if isinstance(data, dict) else fields)

@@ -149,7 +149,8 @@ def webhook_test(
     enabled = _enabled(registry, config, provider)
     delivery = read_recording(file.read_bytes(), provider, now=now)
     chosen = _chosen(enabled, provider, workspace or named_workspace(delivery))
-    destination = Destination(name=provider, workspace_id=chosen, provider=enabled[chosen])
+    table = next(one for one in config.workspaces if one.id == chosen)
+    destination = Destination.of(table, provider, enabled[chosen])
     asyncio.run(_rehearse(registry if store else None, config, destination, delivery))
 
 
@@ -175,7 +176,7 @@ async def _rehearse(
     finally:
         await fetcher.close()
     terminal = sys.stdout.isatty()
-    click.echo(f"verified for workspace {destination.workspace_id}", err=True)
+    click.echo(f"verified for workspace {destination.workspace.id}", err=True)
     for document in result.documents:
         line = orjson.dumps(document).decode()
         click.echo(safe(line) if terminal else line)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A delivery, the destination it goes to, and the dead letter that keeps one.
 
-The functions are pure. A dead letter holds the whole delivery with its secrets redacted, so that
-the provider can translate it again later.
+A dead letter holds the whole delivery with its secrets redacted, so that the provider can translate
+it again later.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import dataclasses
 import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
-from urllib.parse import parse_qsl
 
-from engage.api import ConfigError, DeadLetter, Provider, Translation
+from engage.api import ConfigError, DeadLetter, Provider
 from engage.errors import MAX_ERRORS, Limit, Problem
+from engage.keys.rules import Rules
 from engage.pipeline.dead_letters import letter_id
 from engage.pipeline.decode import Encoding, check_encoding
 
 if TYPE_CHECKING:
-    from engage.config import Limits
+    from engage.config import Limits, Workspace
 
 __all__ = [
     "PATH_HEADER",
@@ -30,9 +30,7 @@ __all__ = [
     "body_limit",
     "delivery_of_letter",
     "letter_of_delivery",
-    "named_workspaces",
     "redacted",
-    "type_of",
 ]
 
 #: The reason of a dead letter that holds a whole delivery.
@@ -42,18 +40,12 @@ REDACTED: Final = "[redacted]"
 #: The name under which a dead letter keeps the request's path and query, as in HTTP/2.
 PATH_HEADER: Final = ":path"
 
-#: Maximum number of parameters in the query of a delivery.
-_MAX_PARAMETERS: Final = 1000
-
-#: What a type may not have in the log.
-_UNPRINTABLE: Final = re.compile(r"[^!-+\--~]")
-
 _SECRET_NAME: Final = re.compile(
     r"auth|cookie|secret|token|signature|passw|key$|hmac|credential", re.IGNORECASE
 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True, kw_only=True)
 class Delivery:
     """One webhook request: a POST to the URL of a provider."""
 
@@ -61,11 +53,25 @@ class Delivery:
     target: str
     #: [name, value] pairs; a repeated header has several.
     headers: Sequence[tuple[str, str]]
-    #: The raw body, before its content encoding is decoded.
-    body: bytes
+    #: The raw body, before its content encoding is decoded; empty until it has arrived.
+    body: bytes = b""
     encoding: Encoding = "identity"
-    #: When it arrived: seconds since 1970 UTC.
-    arrived_at: float
+    #: When it arrived: seconds since 1970 UTC; 0: when it is received.
+    arrived_at: float = 0.0
+
+    @classmethod
+    def recorded(
+        cls, target: str, headers: Sequence[tuple[str, str]], body: bytes, arrived_at: float
+    ) -> Delivery:
+        """Return a delivery that arrived earlier: its headers say how its body is compressed.
+
+        :raises ApiError: 415 ``unsupported_encoding``.
+        """
+        encodings = [value for name, value in headers if name.lower() == "content-encoding"]
+        encoding = check_encoding(encodings)
+        return cls(
+            target=target, headers=headers, body=body, encoding=encoding, arrived_at=arrived_at
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,23 +80,23 @@ class Destination:
 
     #: The provider's name, such as ``stripe``.
     name: str
-    workspace_id: str
+    workspace: Workspace
     provider: Provider
+    #: Those of its events; ``None``: they have none.
+    rules: Rules | None
+    #: The name of the share of the queue that its deliveries have.
+    key: str
 
-
-def named_workspaces(target: str, headers: Sequence[tuple[str, str]]) -> set[str]:
-    """Return every workspace that the query or a header names.
-
-    A delivery that names more than one is refused.
-
-    :param target: path and query.
-    :raises ValueError: if the query has more than 1000 parameters.
-    """
-    query = parse_qsl(
-        target.partition("?")[2], keep_blank_values=True, max_num_fields=_MAX_PARAMETERS
-    )
-    named = {value for name, value in query if name == "workspaceId"}
-    return named | {value for name, value in headers if name.lower() == "df-workspace-id"}
+    @classmethod
+    def of(cls, workspace: Workspace, name: str, provider: Provider) -> Destination:
+        """Return the destination of a provider's deliveries for a workspace."""
+        return cls(
+            name=name,
+            workspace=workspace,
+            provider=provider,
+            rules=Rules.of_provider(workspace, name, provider),
+            key=f"webhook {workspace.id} {name}",
+        )
 
 
 def body_limit(name: str, providers: Iterable[Provider], limits: Limits) -> Limit:
@@ -99,22 +105,15 @@ def body_limit(name: str, providers: Iterable[Provider], limits: Limits) -> Limi
     :param name: the name of the provider.
     :param providers: the provider with the options of each workspace that has it.
     """
-    limit = Limit(limits.webhook_body_bytes, "limits.webhook_body_bytes")
-    if limits.body_bytes < limit.bytes:
-        limit = Limit(limits.body_bytes, "limits.body_bytes")
+    bounds = [
+        Limit(limits.webhook_body_bytes, "limits.webhook_body_bytes"),
+        Limit(limits.body_bytes, "limits.body_bytes"),
+    ]
     sizes = [provider.max_body for provider in providers]
-    largest = max((size for size in sizes if size is not None), default=None)
-    if largest is None or None in sizes or largest >= limit.bytes:
-        return limit
-    return Limit(largest, f"for deliveries of {name}")
-
-
-def type_of(translation: Translation) -> str:
-    """Return what the service calls a delivery, for the log: the types of its elements, or else of
-    its events, in at most 200 characters; ``unknown`` if none is read."""
-    types = translation.types or {str(event.document.get("type")) for event in translation.events}
-    shown = ",".join(sorted({_UNPRINTABLE.sub("?", name) for name in types if name}))
-    return shown[:200] or "unknown"
+    own = [size for size in sizes if size is not None]
+    if own and len(own) == len(sizes):
+        bounds.append(Limit(max(own), f"for deliveries of {name}"))
+    return min(bounds, key=lambda limit: limit.bytes)
 
 
 def redacted(headers: Sequence[tuple[str, str]], provider: Provider) -> list[tuple[str, str]]:
@@ -139,7 +138,6 @@ def letter_of_delivery(
     delivery: Delivery,
     destination: Destination,
     problems: Sequence[Problem],
-    *,
     received_at: int,
 ) -> DeadLetter:
     """Make the dead letter of a verified delivery.
@@ -150,8 +148,8 @@ def letter_of_delivery(
     # The signature and its timestamp are left out: they differ when the same delivery is repeated.
     identity = delivery.target.encode() + b"\n" + delivery.body
     return DeadLetter(
-        id=letter_id(destination.workspace_id, destination.name, identity),
-        workspace_id=destination.workspace_id,
+        id=letter_id(destination.workspace.id, destination.name, identity),
+        workspace_id=destination.workspace.id,
         origin=destination.name,
         write_key_id=None,
         user_id=None,
@@ -179,11 +177,4 @@ def delivery_of_letter(letter: DeadLetter) -> Delivery:
     targets = [value for name, value in letter.headers if name == PATH_HEADER]
     if letter.reason != UNTRANSLATED or letter.truncated or not targets:
         raise ConfigError(f"dead letter {letter.id} does not hold a whole delivery")
-    encodings = [value for name, value in headers if name.lower() == "content-encoding"]
-    return Delivery(
-        target=targets[0],
-        headers=headers,
-        body=letter.item,
-        encoding=check_encoding(encodings),
-        arrived_at=letter.received_at / 1000,
-    )
+    return Delivery.recorded(targets[0], headers, letter.item, letter.received_at / 1000)

@@ -15,19 +15,12 @@ import orjson
 
 from engage.api import EVENT_TYPES, EngageError, SignatureMismatch
 from engage.config import Config
-from engage.deliveries import provider_calls
-from engage.deliveries.delivery import (
-    Delivery,
-    Destination,
-    body_limit,
-    named_workspaces,
-)
+from engage.deliveries.delivery import Delivery, Destination, body_limit
 from engage.deliveries.fetcher import Fetcher
 from engage.deliveries.opt_outs import Effects, Owned, effects, owned_addresses
+from engage.deliveries.receive import named_workspaces, request_of, translate, verify
 from engage.deliveries.recipients import Recipients, is_looked_up, without_lookup
 from engage.errors import ApiError, Problem, located
-from engage.keys.rules import Rules
-from engage.pipeline.decode import check_encoding
 from engage.pipeline.normalise import Arrival, normalise
 from engage.pipeline.validate import Schemas
 
@@ -75,7 +68,7 @@ def read_recording(data: bytes, provider: str, *, now: float | None = None) -> D
         if not colon or not name.strip():
             raise EngageError("the recording contains a malformed header line")
         headers.append((name.strip(), value.strip()))
-    return _recorded(path, headers, body, now)
+    return Delivery.recorded(path, headers, body, time.time() if now is None else now)
 
 
 def _from_json(data: bytes, path: str, now: float | None) -> Delivery:
@@ -83,7 +76,8 @@ def _from_json(data: bytes, path: str, now: float | None) -> Delivery:
         found = orjson.loads(data)
         pairs = found["headers"]
         pairs = pairs.items() if isinstance(pairs, dict) else pairs
-        headers = [(str(name), _latin(str(value))) for name, value in pairs]
+        # The server reads the bytes of a header as Latin-1.
+        headers = [(str(name), str(value).encode().decode("latin-1")) for name, value in pairs]
         encoded, text = found.get("body_base64"), found.get("body")
         body = base64.b64decode(encoded) if text is None else text.encode()
         target = _target(found["url"]) if found.get("url") else path
@@ -93,30 +87,12 @@ def _from_json(data: bytes, path: str, now: float | None) -> Delivery:
         raise EngageError(
             "the recording is not a JSON object with headers and body (or body_base64)"
         ) from error
-    return _recorded(target, headers, body, now)
-
-
-def _recorded(
-    target: str, headers: Sequence[tuple[str, str]], body: bytes, now: float | None
-) -> Delivery:
-    encodings = [value for name, value in headers if name.lower() == "content-encoding"]
-    return Delivery(
-        target=target,
-        headers=headers,
-        body=body,
-        encoding=check_encoding(encodings),
-        arrived_at=time.time() if now is None else now,
-    )
+    return Delivery.recorded(target, headers, body, time.time() if now is None else now)
 
 
 def _target(url: str) -> str:
     parts = urlsplit(url)
     return (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-
-
-def _latin(value: str) -> str:
-    """Decode a header as the server does: its bytes are read as Latin-1."""
-    return value.encode().decode("latin-1")
 
 
 def named_workspace(delivery: Delivery) -> str | None:
@@ -151,21 +127,17 @@ async def rehearse(
     limits = config.limits
     provider = destination.provider
     largest = body_limit(destination.name, [provider], limits)
-    request = await provider_calls.request_of(delivery, config.server.public_url, largest)
-    if provider_calls.probe(provider, request) is not None:
-        return Rehearsal(documents=[], effects=Effects(), ignored=0, problems=[], lookups=0)
+    request = await request_of(delivery, config.server.public_url, largest)
     try:
-        await provider_calls.verify(provider, request, fetcher)
+        if await verify(provider, request, fetcher) is not None:
+            return Rehearsal(documents=[], effects=Effects(), ignored=0, problems=[], lookups=0)
     except SignatureMismatch as error:
         raise EngageError(f"the webhook signature could not be verified: {error}") from error
-    translation, problems = provider_calls.translate(provider, request, limits.json_depth)
-    workspace = next(one for one in config.workspaces if one.id == destination.workspace_id)
+    translation, problems = translate(provider, request, limits.json_depth)
+    workspace, name = destination.workspace, destination.name
+    received_at, rules = int(delivery.arrived_at * 1000), destination.rules
     arrival = Arrival.of_delivery(
-        destination.workspace_id,
-        destination.name,
-        received_at=int(delivery.arrived_at * 1000),
-        limits=limits,
-        rules=Rules.of_provider(workspace, destination.name, provider),
+        workspace.id, name, received_at=received_at, limits=limits, rules=rules
     )
     schemas = Schemas.load()
     documents = []
@@ -175,15 +147,17 @@ async def rehearse(
     if recipients is None:
         found = [without_lookup(event) for event in events]
     else:
-        found = await recipients.identify(destination.workspace_id, destination.name, events)
-        owned = await owned_addresses(recipients.store, destination.workspace_id, events)
+        found = await recipients.identify(workspace.id, name, events)
+        owned = await owned_addresses(recipients.store, workspace.id, events)
     for event, document in zip(events, found, strict=True):
         try:
-            documents.append(_stored(document, arrival, schemas))
+            kind = str(document.get("type"))
+            document = schemas.read(kind if kind in EVENT_TYPES else "item", document)
+            documents.append(normalise(document, kind, arrival).document())
         except ApiError as error:
             problems += located(error, f"/{event.index}")
         else:
-            effects(workspace, destination.name, event, arrival.received_at, changed, owned)
+            effects(workspace, name, event, arrival.received_at, changed, owned)
     return Rehearsal(
         documents=documents,
         effects=changed,
@@ -191,13 +165,3 @@ async def rehearse(
         problems=problems,
         lookups=sum(map(is_looked_up, events)),
     )
-
-
-def _stored(document: dict[str, Any], arrival: Arrival, schemas: Schemas) -> dict[str, Any]:
-    """Return an event as the server stores it.
-
-    :raises ApiError: if it is not valid.
-    """
-    kind = str(document.get("type"))
-    document = schemas.read(kind if kind in EVENT_TYPES else "item", document)
-    return normalise(document, kind, arrival).document()

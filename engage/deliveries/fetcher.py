@@ -15,7 +15,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from tornado.httpclient import HTTPRequest
 from tornado.simple_httpclient import SimpleAsyncHTTPClient
@@ -46,12 +46,6 @@ class FetchError(EngageError):
     """The document cannot be fetched now."""
 
 
-class _Client(Protocol):
-    def fetch(self, request: HTTPRequest, raise_error: bool = ..., /) -> Any: ...
-
-    def close(self) -> None: ...
-
-
 class Fetcher:
     """Fetches documents within bounds.
 
@@ -59,9 +53,7 @@ class Fetcher:
     :param clock: returns seconds that never decrease.
     """
 
-    def __init__(
-        self, client: _Client | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, client: Any = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
         self._clock = clock
         #: URL → (when it expires, document), least recently used first.
@@ -122,7 +114,8 @@ class Fetcher:
             if fetch.check is not None:
                 fetch.check(document)
         except Exception as error:
-            _log.warning("fetching for a webhook provider failed: %s", _reason(error))
+            reason = str(error) if isinstance(error, FetchError) else type(error).__name__
+            _log.warning("fetching for a webhook provider failed: %s", reason)
             self._keep(self._failed, fetch.url, self._clock() + FAILED_SECONDS)
             raise FetchError("the call failed") from error
         finally:
@@ -166,7 +159,3 @@ class Fetcher:
         table.move_to_end(url)
         while len(table) > MAX_KEPT:
             table.popitem(last=False)
-
-
-def _reason(error: Exception) -> str:
-    return str(error) if isinstance(error, FetchError) else type(error).__name__

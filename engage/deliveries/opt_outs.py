@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -38,8 +38,9 @@ from engage.upkeep.time_limit import within
 
 if TYPE_CHECKING:
     from engage.config import Unsubscribes, Workspace
+    from engage.deliveries.delivery import Destination
 
-__all__ = ["Effects", "OptOuts", "Owned", "effects", "owned_addresses"]
+__all__ = ["Effects", "Owned", "apply_reports", "effects", "owned_addresses"]
 
 #: Kinds of reports that are of the address, also if the provider names a user.
 _OF_ADDRESS: Final = frozenset({"complaint", "bounce", "stop", "start"})
@@ -61,71 +62,50 @@ class Effects:
     suppressions: list[Suppression] = dataclasses.field(default_factory=list)
 
 
-class OptOuts:
-    """Applies the reports of deliveries.
+async def apply_reports(
+    store: Storage,
+    destination: Destination,
+    reports: Sequence[tuple[TranslatedEvent, Mapping[str, Any]]],
+    *,
+    now: int,
+    seconds: float,
+) -> int:
+    """Apply what events report, and return when it is durable. Idempotent.
 
-    :param timeout: seconds that a storage call may take.
+    :param reports: events that are durable, each with the document that was stored.
+    :param now: milliseconds since 1970 UTC; no report is later.
+    :param seconds: how long a storage call may take.
+    :return: how many changes and suppressions there are.
+    :raises StorageUnavailable: if not everything is durable.
     """
-
-    def __init__(self, workspaces: Iterable[Workspace], store: Storage, timeout: float) -> None:
-        self._workspaces = {workspace.id: workspace for workspace in workspaces}
-        self._store = store
-        self._timeout = timeout
-
-    async def apply(
-        self,
-        workspace_id: str,
-        provider: str,
-        reports: Sequence[tuple[TranslatedEvent, Mapping[str, Any]]],
-        *,
-        now: int,
-    ) -> int:
-        """Apply what events report, and return when it is durable. Idempotent.
-
-        :param reports: events that are durable, each with the document that was stored.
-        :param now: milliseconds since 1970 UTC; no report is later.
-        :return: how many changes and suppressions there are.
-        :raises StorageUnavailable: if not everything is durable.
-        """
-        workspace, store, applied = self._workspaces[workspace_id], self._store, 0
-        if provider not in workspace.unsubscribes:
-            return 0
-        reports = [report for report in reports if report[0].opt_outs]
-        # In parts, between which the event loop does other work.
-        for start in range(0, len(reports), LOOKUP):
-            found, part = Effects(), reports[start : start + LOOKUP]
-            events = [event for event, _ in part]
-            async with within(self._timeout):
-                owned = await owned_addresses(store, workspace_id, events)
-            for event, document in part:
-                at = await self._time(workspace_id, provider, event, document, now)
-                effects(workspace, provider, event, at, found, owned)
-            async with within(self._timeout):
-                if found.changes:
-                    await store.apply_all(found.changes)
-                if found.suppressions:
-                    await store.suppress(found.suppressions)
-            applied += len(found.changes) + len(found.suppressions)
-        return applied
-
-    async def _time(
-        self,
-        workspace_id: str,
-        provider: str,
-        event: TranslatedEvent,
-        document: Mapping[str, Any],
-        now: int,
-    ) -> int:
-        """Return when an event happened; for one without a time, when it arrived first."""
-        if not event.document.get("timestamp"):
-            async with within(self._timeout):
-                stored = await self._store.find(
-                    workspace_id, provider, str(event.document["messageId"])
-                )
+    workspace, provider, applied = destination.workspace, destination.name, 0
+    if provider not in workspace.unsubscribes:
+        return 0
+    reports = [report for report in reports if report[0].opt_outs]
+    # In parts, between which the event loop does other work.
+    for start in range(0, len(reports), LOOKUP):
+        found, part = Effects(), reports[start : start + LOOKUP]
+        async with within(seconds):
+            owned = await owned_addresses(store, workspace.id, [event for event, _ in part])
+        for event, document in part:
+            at, message_id = now, str(event.document["messageId"])
+            stored = None
+            if not event.document.get("timestamp"):
+                # One without a time happened when it arrived first.
+                async with within(seconds):
+                    stored = await store.find(workspace.id, provider, message_id)
             if stored is not None:
-                return min(stored.timestamp, now)
-        # With a log, the event may not be in the store yet.
-        return min(parse_field({**document}, "timestamp"), now) if "timestamp" in document else now
+                at = min(stored.timestamp, now)
+            elif "timestamp" in document:  # With a log, the event may not be in the store yet.
+                at = min(parse_field({**document}, "timestamp"), now)
+            effects(workspace, provider, event, at, found, owned)
+        async with within(seconds):
+            if found.changes:
+                await store.apply_all(found.changes)
+            if found.suppressions:
+                await store.suppress(found.suppressions)
+        applied += len(found.changes) + len(found.suppressions)
+    return applied
 
 
 async def owned_addresses(

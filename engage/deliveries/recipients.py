@@ -50,7 +50,6 @@ class Recipients:
     def __init__(self, store: Storage, timeout: float) -> None:
         #: Where users are looked up.
         self.store = store
-        self._store = store
         self._timeout = timeout
 
     async def identify(
@@ -61,18 +60,18 @@ class Recipients:
         All recipients are looked up together.
 
         :param provider: the name of the provider that made the events.
+        :param events: those that :func:`engage.deliveries.receive.translate` returned.
         :return: the documents, in the order of the events; the events are not changed.
         :raises StorageUnavailable: if the users could not be looked up.
         """
-        events = [_unmarked(event) for event in events]
         earlier = await self._earlier(workspace_id, provider, events)
         if earlier:
             events = [_completed(event, earlier) for event in events]
         keys = [_keys(event) for event in events]
         wanted = {key for several in keys for key in several}
-        users = await self._find(self._store.find_users, workspace_id, wanted)
+        users = await self._find(self.store.find_users, workspace_id, wanted)
         others = wanted - users.keys()
-        visitors = await self._find(self._store.find_visitors, workspace_id, others)
+        visitors = await self._find(self.store.find_visitors, workspace_id, others)
         return [
             _identified(event, own, users, visitors)
             for event, own in zip(events, keys, strict=True)
@@ -123,16 +122,7 @@ def is_looked_up(event: TranslatedEvent) -> bool:
 
 def without_lookup(event: TranslatedEvent) -> dict[str, Any]:
     """Return the document of an event as if no look-up found a user."""
-    return _identified(_unmarked(event), _keys(event), {}, {})
-
-
-def _unmarked(event: TranslatedEvent) -> TranslatedEvent:
-    """Return an event without the mark that only engage sets."""
-    context = event.document.get("context")
-    if not isinstance(context, dict) or "engage" not in context:
-        return event
-    context = {name: context[name] for name in context if name != "engage"}
-    return dataclasses.replace(event, document={**event.document, "context": context})
+    return _identified(event, _keys(event), {}, {})
 
 
 def _marked(document: Mapping[str, Any], found_by: str) -> dict[str, Any]:

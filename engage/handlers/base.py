@@ -291,7 +291,7 @@ class Handler(httputil.HTTPMessageDelegate):
         if status == 304:
             sent = {}
         else:
-            sent = {"Content-Type": content_type if content_type is JSON else _safe(content_type)}
+            sent = {"Content-Type": content_type if content_type == JSON else _safe(content_type)}
         sent["X-Request-Id"] = self.request.id
         sent["X-Content-Type-Options"] = "nosniff"
         sent.update(common)

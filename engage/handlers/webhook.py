@@ -20,20 +20,27 @@ class WebhookHandler(Handler):
     """Receives a delivery with ``POST``; answers ``HEAD`` if the provider is installed."""
 
     destination: Destination
+    #: Its body comes after :meth:`check`.
+    delivery: Delivery
+    #: The fields of the log.
+    _fields: dict[str, str]
 
     def check(self) -> None:
         """Refuse by the provider's name, then encoding, then length, then workspace."""
-        deliveries = self.services.deliveries
-        deliveries.check_provider(self.provider)
-        self.log_fields = {"provider": self.provider}
-        self.body_limit = deliveries.body_limit(self.provider)
-        if self.request.method == "HEAD":
+        deliveries, request = self.services.deliveries, self.request
+        name = self._segments["provider"]
+        if name not in deliveries.body_limits:
+            raise deliveries.unknown_provider()
+        self.body_limit = deliveries.body_limits[name]
+        self.log_fields = self._fields = {"provider": name}
+        if request.method == "HEAD":
             return
         self.check_body()
-        self.exchange.set_max_body_size(self.body_limit.bytes)
-        self.destination = deliveries.destination(
-            self.provider, self.target, list(self.request.headers.get_all())
-        )
+        self.exchange.max_body = self.body_limit.bytes
+        target = request.target if request.query else request.path
+        pairs = request.headers.get_all() if request.headers.repeated else request.fields.items()
+        self.delivery = Delivery(target=target, headers=[*pairs], encoding=self.encoding)
+        self.destination = deliveries.destination(name, target, self.delivery.headers)
 
     def answer_error(self, error: ApiError, headers: Mapping[str, str]) -> None:
         self.log_fields = {**self.log_fields, "outcome": error.code}
@@ -41,22 +48,9 @@ class WebhookHandler(Handler):
 
     def not_allowed(self) -> ApiError:
         """Return 404 for an unknown provider: no method is allowed there."""
-        try:
-            self.services.deliveries.check_provider(self.provider)
-        except ApiError as error:
-            return error
-        return super().not_allowed()
-
-    @property
-    def provider(self) -> str:
-        """The provider's name, from the path; needed before the path is decoded."""
-        return self.request.path.rpartition("/")[2]
-
-    @property
-    def target(self) -> str:
-        """Path and query, as sent."""
-        query = self.request.query
-        return f"{self.request.path}?{query}" if query else self.request.path
+        deliveries = self.services.deliveries
+        known = self._segments["provider"] in deliveries.body_limits
+        return super().not_allowed() if known else deliveries.unknown_provider()
 
     def head(self, provider: str) -> None:
         """Answer 200: Mandrill checks the URL with HEAD before it creates a webhook."""
@@ -64,16 +58,7 @@ class WebhookHandler(Handler):
 
     async def post(self, provider: str) -> None:
         """Verify, translate and store the delivery, then answer."""
-        self.log_fields = fields = {**self.log_fields}
-        reply = await self.services.deliveries.receive(
-            self.destination,
-            Delivery(
-                target=self.target,
-                headers=list(self.request.headers.get_all()),
-                body=self.body,
-                encoding=self.encoding,
-                arrived_at=self.services.deliveries.clock() / 1000,
-            ),
-            fields,
-        )
+        self.delivery.body = self.body
+        deliveries = self.services.deliveries
+        reply = await deliveries.receive(self.destination, self.delivery, self._fields)
         self.answer(reply.body, content_type=reply.content_type)

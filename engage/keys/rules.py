@@ -82,11 +82,12 @@ class Rules:
         return cls(trusted=frozenset(identifiers))
 
     @classmethod
-    def of_provider(cls, workspace: Workspace, name: str, provider: Provider) -> Rules:
+    def of_provider(cls, workspace: Workspace, name: str, provider: Provider) -> Rules | None:
         """Return the rules of a provider's events: it may only pass on what browsers say."""
         if workspace.webhooks.get(name, {}).get("trusted", provider.trusted):
             return cls.of_trusted(workspace)
-        return cls(protected=frozenset(workspace.protected_traits))
+        protected = frozenset(workspace.protected_traits)
+        return cls(protected=protected) if protected else None
 
     def check_request(
         self, origin: str | None, kind: str | None = None, *, in_query: bool = False

@@ -17,7 +17,6 @@ import collections
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Final, Generic, TypeVar
 
 from engage.errors import overloaded
@@ -71,7 +70,7 @@ class Admission:
         #: The same: small requests that wait for a turn of the event loop with time left.
         self._paced: dict[str, _Waiting] = {}
         #: Seconds that small requests have taken of this turn of the event loop.
-        self._spent = 0.0
+        self.spent = 0.0
         self._next_scheduled = False
 
     def has_room(self, key: str) -> bool:
@@ -82,25 +81,18 @@ class Admission:
         """Wait until a request may be decoded.
 
         :param small: whether its body is small and not compressed: it needs room, but no turn.
-        :param brief: whether it is so small that its time need not be counted.
+        :param brief: whether it is so small that its time need not be counted. Otherwise it also
+            waits until this turn of the event loop, or a later one, has time left.
         :return: the context in which to decode the request and submit its events.
         :raises ApiError: 503 ``overloaded`` if that takes too long.
         """
-        if small and key not in self._turns and self._has_room(key, True):
-            return Admitted(self, key) if brief else await self.pace(key)
-        await self.take_turn(key)
-        return Admitted(self, key, has_turn=True)
-
-    async def pace(self, key: str) -> Admitted:
-        """Wait until this turn of the event loop, or a later one, has time left.
-
-        :return: the context in which to do the work.
-        :raises ApiError: 503 ``overloaded`` if that takes too long.
-        """
-        if self._spent >= PACE_SECONDS or self._paced:
-            self._schedule_next()
+        if not small or key in self._turns or not self._has_room(key, True):
+            await self.take_turn(key)
+            return Admitted(self, key, has_turn=True)
+        if not brief and (self.spent >= PACE_SECONDS or self._paced):
+            self.schedule_next()
             await self._queue(self._paced, key)
-        return Admitted(self, key, counted=True)
+        return Admitted(self, key, counted=not brief)
 
     async def take_turn(self, key: str, *, first: bool = False) -> None:
         """Wait until no other request has the turn; :meth:`end_turn` passes it on.
@@ -122,11 +114,6 @@ class Admission:
         self._taken = False
         self.wake()
 
-    def spend(self, seconds: float) -> None:
-        """Count time of this turn of the event loop."""
-        self._spent += seconds
-        self._schedule_next()
-
     def wake(self) -> None:
         """Let waiting requests in; called when there may be room again."""
         if self._turns and not self._taken:
@@ -135,7 +122,8 @@ class Admission:
                     self._taken = True
                     break
 
-    def _schedule_next(self) -> None:
+    def schedule_next(self) -> None:
+        """Begin to count anew with the next turn of the event loop."""
         if not self._next_scheduled:
             self._next_scheduled = True
             asyncio.get_running_loop().call_soon(self._next)
@@ -143,12 +131,12 @@ class Admission:
     def _next(self) -> None:
         """Let paced requests in: another turn of the event loop has begun."""
         self._next_scheduled = False
-        self._spent = 0.0
+        self.spent = 0.0
         released = 0
         while self._paced and released < PACE_REQUESTS:
             released += self._release(self._paced, next(iter(self._paced)))
         if self._paced:
-            self._schedule_next()
+            self.schedule_next()
 
     async def _queue(self, queues: dict[str, _Waiting], key: str, *, first: bool = False) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -203,52 +191,56 @@ class Admitted:
     :param counted: whether its time counts for the pace of small requests.
     """
 
-    __slots__ = ("_admission", "_began", "_counted", "_has_turn", "_key", "_large")
+    __slots__ = ("_admission", "_began", "_counted", "_has_turn", "key", "large")
 
     def __init__(
         self, admission: Admission, key: str, *, has_turn: bool = False, counted: bool = False
     ) -> None:
         self._admission = admission
-        self._key = key
+        #: The write key, or another name for who sent the request.
+        self.key = key
+        #: Whether it keeps the turn until it leaves, so that no other large body needs memory.
+        self.large = has_turn
         self._has_turn = has_turn
-        self._large = has_turn
         self._counted = counted
-        self._began = 0.0
+        self._began = time.monotonic() if counted else 0.0
 
     def __enter__(self) -> Admitted:
-        if self._counted:
-            self._began = time.monotonic()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def leave(self, *_: object) -> None:
+        """Let others in, at the latest at the end of the context. Idempotent.
+
+        A request leaves before it waits for anything but its turn: see :meth:`enter_again`.
+        """
         if self._counted:
-            self._admission.spend(time.monotonic() - self._began)
+            self._counted = False
+            self._admission.spent += time.monotonic() - self._began
+            self._admission.schedule_next()
         if self._has_turn:
+            self._has_turn = False
             self._admission.end_turn()
+
+    __exit__ = leave
+
+    async def enter_again(self, *, small: bool) -> None:
+        """Wait until the request may go on after it has left: as :meth:`Admission.enter`.
+
+        :raises ApiError: 503 ``overloaded`` if that takes too long.
+        """
+        again = await self._admission.enter(self.key, small=small)
+        self.large, self._has_turn = again.large, again._has_turn
+        self._counted, self._began = again._counted, again._began
 
     async def pause(self) -> None:
         """Let other work of the event loop run; go on in turn with others that take long.
 
-        A large body keeps the turn until it is done, so that no other one needs memory at the same
-        time.
-
         :raises ApiError: 503 ``overloaded`` if the turn does not come.
         """
-        admission, key = self._admission, self._key
-        if self._counted:
-            self._counted = False
-            admission.spend(time.monotonic() - self._began)
-        if not self._large and (not self._has_turn or admission.contested(key)):
-            began = self._has_turn
-            if began:
-                self._has_turn = False
-                admission.end_turn()
-            await admission.take_turn(key, first=began)
+        began, admission = self._has_turn, self._admission
+        if not self.large and (not began or admission.contested(self.key)):
+            self.leave()
+            await admission.take_turn(self.key, first=began)
             self._has_turn = True
         await asyncio.sleep(0)
 

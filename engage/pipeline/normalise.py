@@ -423,17 +423,10 @@ def _timestamp(document: dict[str, Any], arrival: Arrival) -> tuple[int, str]:
             result = original
     if not 0 <= result < received_at:
         return received_at, arrival.received
-    if result == original and _is_rendered(text):
-        return result, text
-    return result, render_time(result)
-
-
-def _is_rendered(time: str) -> bool:
-    """Return whether a valid time is written as :func:`render_time` writes it; most times are.
-
-    No other form has 24 characters, except with lower-case letters or a leap second.
-    """
-    return len(time) == 24 and time[10] == "T" and time[23] == "Z" and time[17] != "6"
+    # Most times are as render_time writes them. No other valid form has 24 characters, except with
+    # lower-case letters or a leap second.
+    rendered = len(text) == 24 and text[10] == "T" and text[23] == "Z" and text[17] != "6"
+    return result, text if rendered and result == original else render_time(result)
 
 
 def parse_field(document: dict[str, Any], field: str) -> int:

@@ -20,7 +20,7 @@ from engage.api import Preferences, Status
 from engage.errors import ApiError, Limit, invalid_link, overloaded
 from engage.keys.auth import KEYLESS_BODY, Authenticator, Principal
 from engage.keys.links import Person
-from engage.keys.rules import WITHOUT_LETTER, Rules
+from engage.keys.rules import WITHOUT_LETTER
 from engage.pipeline.admission import BRIEF_BODY, LARGE_BODY, SUBSCRIPTIONS_SHARE, Admitted
 from engage.pipeline.clock import Clock
 from engage.pipeline.dead_letters import Conflict, envelope_of, letter_of
@@ -292,53 +292,53 @@ class Pipeline:
 
     async def deliver(
         self,
-        workspace_id: str,
-        provider: str,
+        arrival: Arrival,
         documents: Sequence[Mapping[str, Any]],
+        admitted: Admitted,
         *,
         restated: Collection[int] = (),
-        rules: Rules | None = None,
     ) -> Delivered:
         """Store the events of a verified webhook delivery, in several writes if there are many.
 
-        The events are validated, normalised and transformed like events of the API. Their origin is
-        the provider, the limits are those for webhooks, and the clock is not corrected.
+        The events are validated, normalised and transformed like events of the API.
 
-        :param documents: the events that ``translate`` returned, with ``type`` and ``messageId``.
+        :param arrival: that of the delivery, see :meth:`Arrival.of_delivery`.
+        :param documents: the events that ``translate`` returned, with ``type`` and ``messageId``;
+            at least one.
+        :param admitted: the context of the delivery; it has left when this returns.
         :param restated: the indexes of events that are never conflicts: see
             :attr:`engage.api.TranslatedEvent.restated`.
-        :param rules: those of the provider.
         :return: the outcome. The caller keeps the delivery if an event was rejected.
         :raises ApiError: 503 ``overloaded`` or ``shutting_down``.
         :raises StorageUnavailable: if not everything is durable. It is safe for the provider to
             deliver the events again.
         """
-        arrival = Arrival.of_delivery(
-            workspace_id, provider, received_at=self._clock(), limits=self._limits, rules=rules
-        )
-        key = f"webhook {workspace_id} {provider}"
         accepted = duplicates = 0
         rejected: list[RejectedItem] = []
         for start in range(0, len(documents), DELIVERY_EVENTS):
             part = documents[start : start + DELIVERY_EVENTS]
-            with await self._ingest.admission.enter(key, small=True) as admitted:
-                state = await self._items.prepare_all(part, arrival, pause=admitted.pause)
-                again = {index - start for index in restated}
-                ids = {
-                    event.message_id
-                    for event, index in zip(state.events, state.indexes, strict=True)
-                    if index in again
-                }
-                written = (
-                    self._ingest.submit(state.events, key, restated=ids) if state.events else None
-                )
+            if start:
+                await admitted.enter_again(small=True)
+            state = await self._items.prepare_all(part, arrival, pause=admitted.pause)
+            again = {index - start for index in restated}
+            ids = {
+                event.message_id
+                for event, index in zip(state.events, state.indexes, strict=True)
+                if index in again
+            }
+            written = None
+            if state.events:
+                written = self._ingest.submit(state.events, admitted.key, restated=ids)
+            admitted.leave()
             if written is not None:
                 failed = await self._items.add_outcomes(state, await written, restated=again)
-                await self._items.add_failed(failed, part, arrival, state)
+                if failed:
+                    await self._items.add_failed(failed, part, arrival, state)
             self._items.count(state, arrival)
             accepted += state.accepted
             duplicates += state.duplicates
-            rejected += state.sorted_rejected(start)
+            if state.rejected:
+                rejected += state.sorted_rejected(start)
         return Delivered(accepted, duplicates, rejected)
 
     # ------------------------------------------------------------------------------------ steps

@@ -33,8 +33,6 @@ making events                          :func:`track` :func:`message_id` :func:`e
 
 from __future__ import annotations
 
-from engage.webhooks.credentials import *
 from engage.webhooks.events import *
 from engage.webhooks.options import *
-from engage.webhooks.reading import *
-from engage.webhooks.signatures import *
+from engage.webhooks.requests import *

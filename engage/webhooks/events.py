@@ -115,11 +115,7 @@ def message_id(*candidates: object) -> str | None:
     :param candidates: an integer's digits or a string that is not blank can be one, with at most
         256 characters.
     """
-    for candidate in candidates:
-        found = text(candidate)
-        if found is not None and len(found) <= 256:
-            return found
-    return None
+    return next((one for one in map(text, candidates) if one and len(one) <= 256), None)
 
 
 def unix_time(seconds: object) -> str | None:
@@ -248,11 +244,7 @@ def text(value: object) -> str | None:
 
 def user_id(*candidates: object) -> str | None:
     """Return the first candidate that can be a user id (1 to 512 characters, not blank)."""
-    for candidate in candidates:
-        found = text(candidate)
-        if found is not None and len(found) <= 512:
-            return found
-    return None
+    return next((one for one in map(text, candidates) if one and len(one) <= 512), None)
 
 
 def own_user_id(custom: object) -> tuple[str | None, tuple[str, ...]]:

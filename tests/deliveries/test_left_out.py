@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from engage.api import Translation, WebhookRequest
-from engage.deliveries.delivery import type_of
+from engage.deliveries.receive import type_of
 from engage.monitoring.logs import ACCESS
 from engage.monitoring.metrics import Metrics
 from support.provider_http import PUBLIC_URL, deliver, public

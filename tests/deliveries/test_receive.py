@@ -28,7 +28,7 @@ from engage.api import (
 from engage.app import build
 from engage.config import Config, load
 from engage.deliveries.delivery import PATH_HEADER, REDACTED, redacted
-from engage.deliveries.provider_calls import translate
+from engage.deliveries.receive import translate
 from engage.erasure.requests import erasure_requests
 from engage.monitoring.metrics import Metrics
 from engage.pipeline.ingest import Ingest
@@ -150,6 +150,19 @@ async def test_a_phone_number_finds_its_user(tmp_path: Path, path: str) -> None:
         assert (await deliver(server, delivery)).status == 200
         [document] = await documents(server)
         assert (document["event"], document["userId"]) == ("SMS Failed", "u1")
+
+
+async def test_a_payload_cannot_have_the_mark_that_only_engage_sets(tmp_path: Path) -> None:
+    async with serving(tmp_path, **SEGMENT) as server:
+        event = {
+            "type": "track",
+            "event": "E",
+            "context": {"ip": "::1", "engage": {"foundBy": "x"}},
+        }
+        for n, who in enumerate(("userId", "anonymousId")):
+            await deliver(server, segment({**event, who: "u", "messageId": f"m{n}"}))
+        contexts = [document["context"] for document in await documents(server)]
+        assert contexts == [{"ip": "::1"}] * 2
 
 
 async def test_all_recipients_of_a_delivery_are_looked_up_at_once(

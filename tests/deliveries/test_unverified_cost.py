@@ -152,7 +152,7 @@ async def check_cost(
 
 def limit_of(app: App, provider: str) -> int:
     """Return the largest body of a provider's deliveries in bytes."""
-    return app.deliveries.body_limit(provider).bytes
+    return app.deliveries.body_limits[provider].bytes
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)

@@ -7,11 +7,13 @@ import asyncio
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import orjson
 import pytest
 
-from engage.api import EngageError, Recipient, StorageContext, TranslatedEvent
+from engage.api import EngageError, Recipient, StorageContext, TranslatedEvent, Translation
+from engage.deliveries.receive import translate
 from engage.deliveries.recipients import Recipients
 from engage.erasure.addresses import named_addresses
 from engage.erasure.erase import Receipt, erase_user, repeat
@@ -30,6 +32,7 @@ from engage.testing.factories import ids as ids_of
 from engage.upkeep import erasures
 from engage.upkeep.audit import record_audit
 from support.people import ACTOR, KEY, config, on_each, traces
+from support.providers import request
 from support.rules.erasures import change
 
 ANN = "ann@example.com"
@@ -351,7 +354,9 @@ async def test_a_delivery_found_by_an_address_is_left_out(tmp_path: Path) -> Non
         document = {"type": "track", "event": "Email Opened", "messageId": name, **document}
         to = Recipient("email", "Ann@Example.com")
         one = TranslatedEvent(document, to, earlier=earlier)
-        (found,) = await recipients.identify("acme", "sendgrid", [one])
+        provider = Mock(translate=lambda _: Translation(events=[one]))
+        translation, _ = translate(provider, request(""), 64)
+        (found,) = await recipients.identify("acme", "sendgrid", translation.events)
         await store.write([normalise(found, "track", arrival)])
 
     await store.write([identify("1", "mallory", traits={"email": ANN})])

@@ -175,3 +175,54 @@ async def test_a_small_request_that_takes_long_goes_on_in_turn_with_large_ones()
         assert order == ["a", "b"]
     await asyncio.gather(*waiting)
     assert order == ["a", "b", "a", "b"]
+
+
+@pytest.mark.parametrize("small", [True, False])
+async def test_a_request_that_leaves_lets_others_in_and_enters_again(small: bool) -> None:
+    admission, room = make()
+    order: list[str] = []
+
+    async def fetching() -> None:
+        with await admission.enter("a", small=small) as admitted:
+            admitted.leave()
+            await turns(1)
+            order.append("fetched")
+            await admitted.enter_again(small=not admitted.large)
+            order.append("a")
+
+    with await admission.enter("b", small=False):
+        waiting = asyncio.create_task(fetching())
+        await turns()
+    # Its turn ended when it left, so another large one is decoded while it fetches.
+    with await admission.enter("c", small=False):
+        await turns()
+        assert order == (["fetched", "a"] if small else ["fetched"])
+    await waiting
+    assert order == ["fetched", "a"]
+    # It needs room again.
+    with await admission.enter("a", small=small) as admitted:
+        admitted.leave()
+        room.full.add("a")
+        again = asyncio.create_task(admitted.enter_again(small=small))
+        await turns()
+        assert not again.done()
+        room.full.clear()
+        admission.wake()
+        await again
+    with await asyncio.wait_for(admission.enter("a", small=False), 5):
+        pass
+
+
+async def test_the_time_of_a_request_counts_only_while_it_is_let_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    admission, _ = make()
+    work = Work(monkeypatch)
+    with await admission.enter("a", small=True) as admitted:
+        admitted.leave()
+        work.now += 60
+        await admitted.enter_again(small=True)
+        admitted.leave()
+    entered = asyncio.ensure_future(admission.enter("a", small=True))
+    await turns(1)
+    assert entered.done()

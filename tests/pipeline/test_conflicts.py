@@ -27,6 +27,7 @@ from support.pipeline import (
     GOOD,
     NOW,
     Core,
+    deliver,
     error_of,
     make_core,
     send_batch,
@@ -112,14 +113,14 @@ async def test_the_second_of_two_events_of_one_batch_is_kept_or_rejected() -> No
 async def test_a_delivery_whose_conflict_cannot_be_kept_is_sent_again() -> None:
     core = make_core()
     core.store.full = {"conflict", "api"}
-    result = await core.pipeline.deliver("acme", "stripe", [FIRST, conflict(1, 50_000), BAD])
+    result = await deliver(core, [FIRST, conflict(1, 50_000), BAD])
     assert (result.accepted, result.duplicates, len(result.rejected)) == (1, 1, 1)
     (letter,) = core.letters
     assert (letter.reason, letter.truncated) == (CODE, False)
     assert (letter.origin, letter.write_key_id) == ("stripe", None)
     assert len(letter.item) > 50_000
     core.store.full = {"webhook"}
-    error = await error_of(core.pipeline.deliver("acme", "stripe", [conflict(2)]))
+    error = await error_of(deliver(core, [conflict(2)]))
     assert (error.status, error.code) == (503, "overloaded")
 
 
@@ -273,10 +274,10 @@ async def test_a_delivery_whose_user_was_looked_up_is_no_conflict_with_an_erased
 ) -> None:
     """The provider repeats a delivery, and nobody, or somebody else, has the address now."""
     core = make_core(erasures_key=KEY)
-    await core.pipeline.deliver("acme", "stripe", [{**first, "messageId": "m"}])
+    await deliver(core, [{**first, "messageId": "m"}])
     (stored,) = core.store.events.values()
     await core.store.erase_events([stored], [mark_of(stored, KEY)])
-    result = await core.pipeline.deliver("acme", "stripe", [{**later, "messageId": "m"}])
+    result = await deliver(core, [{**later, "messageId": "m"}])
     assert (result.accepted, result.duplicates) == (0, 1)
     assert len(core.letters) == kept
     assert core.documents == []

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engage.pipeline.ids import AscendingIds, idempotent_id
-from support.pipeline import Core, make_core, send_batch, send_event
+from support.pipeline import Core, deliver, make_core, send_batch, send_event
 from support.providers import request
 
 TIMES = st.integers(0, 2**48 - 1)
@@ -142,8 +142,8 @@ async def test_a_write_key_is_not_stored_wherever_it_stands() -> None:
     await send_event(core, event)
     await send_batch(core, [event], {"context": {"app": deep, "writeKey": "key-1"}})
     await send_batch(core, [event, {**event, "event": None}], {"context": deep})
-    await core.pipeline.deliver("acme", "stripe", [{**event, "messageId": "m"}])
-    await core.pipeline.deliver("acme", "stripe", [{**event, "messageId": "m", "traits": deep}])
+    await deliver(core, [{**event, "messageId": "m"}])
+    await deliver(core, [{**event, "messageId": "m", "traits": deep}])
     kept = {"kept": [{"a": "writeKey"}]}
     assert len(core.documents) == 4
     for document in core.documents:

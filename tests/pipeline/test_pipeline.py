@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -20,7 +19,7 @@ from support.pipeline import (
     GOOD,
     NOW,
     OTHER,
-    Core,
+    deliver,
     error_of,
     make_core,
     send_batch,
@@ -151,10 +150,6 @@ async def test_transforms_change_and_drop_events() -> None:
 
 
 # ---------------------------------------------------------------------------------------- delivery
-async def deliver(core: Core, documents: Sequence[Any]) -> Any:
-    return await core.pipeline.deliver("acme", "stripe", documents)
-
-
 async def test_a_delivery_is_stored() -> None:
     core = make_core()
     time = "2020-01-01T00:00:00Z"

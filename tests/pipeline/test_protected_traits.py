@@ -13,7 +13,7 @@ import orjson
 from engage.config import WriteKey
 from engage.keys.auth import Principal
 from support.each import each
-from support.pipeline import ACME, Core, make_core, send_batch, send_event
+from support.pipeline import ACME, Core, deliver, make_core, send_batch, send_event
 
 SECRET = "5e" * 16
 SERVER = WriteKey(id="backend", kind="server", sha256=hashlib.sha256(SECRET.encode()).hexdigest())
@@ -106,7 +106,7 @@ async def test_a_webhook_sets_them() -> None:
         "userId": "u",
         "traits": {"email": "a@b.co"},
     }
-    await core.pipeline.deliver("acme", "stripe", [document])
+    await deliver(core, [document])
     (event,) = core.documents
     assert event["traits"] == {"email": "a@b.co"}
 

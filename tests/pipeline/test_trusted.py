@@ -19,7 +19,7 @@ from engage_plugins.segment import Segment
 from engage_plugins.stripe import Stripe
 from support.each import each
 from support.memory_store import MemoryStore
-from support.pipeline import ACME, Core, make_core, send_batch, send_event
+from support.pipeline import ACME, Core, deliver, make_core, send_batch, send_event
 
 SECRET = "5e" * 16
 SERVER = WriteKey(id="backend", kind="server", sha256=hashlib.sha256(SECRET.encode()).hexdigest())
@@ -98,7 +98,7 @@ async def test_a_provider_that_states_its_own_customers_vouches(
     found = {"context": {"engage": {"foundBy": "email:ann@a.example"}}}
     # Anyone may have claimed to be the user whom engage found.
     other = {**event, "messageId": "2", "userId": "found", **found}
-    await core.pipeline.deliver("acme", name, [event, other], rules=rules)
+    await deliver(core, [event, other], name, rules=rules)
     assert await certain(core) == (EMAIL if vouches else {})
     assert await certain(core, "found") == {}
     user = await core.store.profile("acme", "u")

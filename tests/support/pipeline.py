@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pipeline without HTTP and without a disk: on a :class:`~support.memory_store.MemoryStore`.
 
-:func:`make_core` composes one; :func:`send_event` and :func:`send_batch` send to it.
+:func:`make_core` composes one; :func:`send_event`, :func:`send_batch` and :func:`deliver` send to
+it.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from engage.api import (
 from engage.config import DEFAULT_LIMITS, Limits, SubscriptionGroup, Workspace, WriteKey
 from engage.errors import ApiError, Limit
 from engage.keys.auth import Authenticator, Principal
+from engage.keys.rules import Rules
 from engage.monitoring.metrics import Metrics
 from engage.pipeline.conflicts import Conflicts
 from engage.pipeline.ingest import Ingest
 from engage.pipeline.normalise import Arrival, normalise
 from engage.pipeline.pipeline import Pipeline
-from engage.pipeline.results import BatchResult
+from engage.pipeline.results import BatchResult, Delivered
 from engage.pipeline.transforms import Transforms
 from engage.pipeline.validate import Schemas
 from support.memory_store import MemoryStore
@@ -127,6 +129,8 @@ class Core:
     store: MemoryStore
     metrics: CountingMetrics
     principal: Principal
+    limits: Limits
+    clock: Callable[[], int]
 
     @property
     def documents(self) -> list[dict[str, Any]]:
@@ -173,7 +177,8 @@ def make_core(
         clock=clock,
         erasures_key=erasures_key,
     )
-    return Core(pipeline, ingest, store, metrics, Principal(workspace, workspace.write_keys[0]))
+    principal = Principal(workspace, workspace.write_keys[0])
+    return Core(pipeline, ingest, store, metrics, principal, limits, clock)
 
 
 async def send_event(core: Core, item: Any, operation: str = "track", **options: Any) -> Any:
@@ -189,6 +194,17 @@ async def send_batch(core: Core, items: Any, more: Any = None, **options: Any) -
     """
     options.setdefault("principal", core.principal)
     return await core.pipeline.batch(orjson.dumps({"batch": items, **(more or {})}), **options)
+
+
+async def deliver(
+    core: Core, documents: Sequence[Any], provider: str = "stripe", *, rules: Rules | None = None
+) -> Delivered:
+    """Store the events of a webhook delivery, as :mod:`engage.deliveries` does."""
+    arrival = Arrival.of_delivery(
+        "acme", provider, received_at=core.clock(), limits=core.limits, rules=rules
+    )
+    with await core.ingest.admission.enter(f"webhook acme {provider}", small=True) as admitted:
+        return await core.pipeline.deliver(arrival, documents, admitted)
 
 
 async def error_of(call: Awaitable[object]) -> ApiError:
