@@ -12,20 +12,14 @@ import contextlib
 import logging
 import os
 import sys
-import time
 from typing import TYPE_CHECKING, Final
 
 from engage.api import ConfigError, StorageUnavailable
 from engage.app import build
 from engage.console.application import ConsoleServer, make_application
-from engage.console.data.reader import Reader
 from engage.console.display.snippets import listener_url
 from engage.console.services import Console
-from engage.console.sign_in.addresses import Addresses, is_loopback
-from engage.console.sign_in.links import Links
-from engage.console.sign_in.passwords import Passwords, Throttle
-from engage.console.sign_in.sessions import Sessions
-from engage.http1.addresses import networks
+from engage.console.sign_in.addresses import is_loopback
 from engage.http1.sockets import listen
 
 if TYPE_CHECKING:
@@ -33,10 +27,9 @@ if TYPE_CHECKING:
 
     from engage.app import App
     from engage.config import Config
-    from engage.log.lag import Lag
     from engage.registry import Registry
 
-__all__ = ["ConsoleProcess", "make_console"]
+__all__ = ["ConsoleProcess"]
 
 _log = logging.getLogger(__name__)
 
@@ -48,43 +41,6 @@ OPEN_SECONDS: Final = 2.0
 DRAIN_SECONDS: Final = 5.0
 #: … and for closing the store after that.
 CLOSE_SECONDS: Final = 2.0
-
-
-def make_console(
-    app: App, registry: Registry, port: int, *, clock: Callable[[], float] = time.time
-) -> Console:
-    """Compose the parts of the console, without opening anything.
-
-    :param app: the composed server, whose config has a ``[console]``.
-    :param port: the port on which the console listens.
-    :param clock: the time in seconds since 1970.
-    """
-    config, settings = app.config, app.config.console
-    assert settings is not None
-    reader = Reader(config.storage.write_timeout, clock=clock)
-    log = registry.make_log(config)
-    lag: Lag | None = None
-    if log is not None and config.log is not None:
-        from engage.log.lag import Lag
-
-        timeout = config.storage.write_timeout
-        now = lambda: round(clock() * 1000)  # noqa: E731
-        lag = Lag(log, config.log, clock=now, timeout=timeout, opens=True)
-    return Console(
-        config=config,
-        settings=settings,
-        addresses=Addresses(settings, port),
-        trusted_proxies=networks(config.server.trusted_proxies),
-        app=app,
-        registry=registry,
-        reader=reader,
-        links=Links(app.store, reader, clock=clock),
-        passwords=Passwords(settings.password) if settings.password else None,
-        throttle=Throttle(),
-        sessions=Sessions(app.store, reader, password=settings.password, clock=clock),
-        lag=lag,
-        clock=clock,
-    )
 
 
 class ConsoleProcess:
@@ -144,7 +100,7 @@ class ConsoleProcess:
             async with contextlib.AsyncExitStack() as stack:
                 # Close the store in any case: a failed open may have acquired resources too.
                 stack.push_async_callback(self._close, app)
-                console = make_console(app, self._registry, sock.getsockname()[1])
+                console = Console(app, self._registry, sock.getsockname()[1])
                 stack.push_async_callback(console.close)
                 if self._server_running:
                     console.events_url = listener_url(self._config)

@@ -4,37 +4,31 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from engage.console.connections import Connections
 from engage.console.data.badge import Badge
 from engage.console.data.history import Overview, overview
 from engage.console.data.names import Names
+from engage.console.data.reader import Reader
 from engage.console.display.snippets import server_url
-from engage.console.sign_in.addresses import is_loopback
+from engage.console.sign_in.addresses import Addresses, is_loopback
 from engage.console.sign_in.guesses import Guesses
 from engage.console.sign_in.housekeeping import expire_periodically
-from engage.http1.addresses import is_within
+from engage.console.sign_in.links import Links
+from engage.console.sign_in.passwords import Passwords, Throttle
+from engage.console.sign_in.sessions import Sessions
+from engage.http1.addresses import is_within, networks
 from engage.upkeep.live import Live
 
 if TYPE_CHECKING:
     from engage.app import App
-    from engage.config import Config, ConsoleConfig
     from engage.console.data.erasing import Erasing
-    from engage.console.data.reader import Reader
-    from engage.console.sign_in.addresses import Addresses
-    from engage.console.sign_in.links import Links
-    from engage.console.sign_in.passwords import Passwords, Throttle
-    from engage.console.sign_in.sessions import Sessions
-    from engage.http1.addresses import Network
-    from engage.keys.table import KeyTable
     from engage.log.lag import Lag
     from engage.pipeline.bulk_replay import BulkReplay
     from engage.registry import Registry
-    from engage.store.facade import Storage
 
 __all__ = ["Console"]
 
@@ -43,67 +37,71 @@ __all__ = ["Console"]
 CLOSE_SECONDS: Final = 5.0
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
 class Console:
-    """The parts of a running console. One object for the process."""
+    """The parts of a running console. One object for the process.
 
-    #: The settings of the server, of which the console shows some.
-    config: Config
-    #: ``[console]``.
-    settings: ConsoleConfig
-    #: Where the console is.
-    addresses: Addresses
-    #: The composed server, for its pipeline and its deliveries. It does not listen.
-    app: App
-    #: The installed plugins.
-    registry: Registry
-    #: ``server.trusted_proxies``.
-    trusted_proxies: Sequence[Network] = ()
-    #: Calls the store: a few calls at a time, each within a time limit.
-    reader: Reader
-    #: Who is signed in.
-    sessions: Sessions
-    #: The newest events, which all tabs share.
-    live: Live = dataclasses.field(init=False)
-    #: How many events were rejected lately.
-    badge: Badge = dataclasses.field(init=False)
-    #: The most frequent names of the newest events.
-    names: Names = dataclasses.field(init=False)
-    #: (workspace id, range) → the last numbers, shown while the store does not answer.
-    overviews: dict[tuple[str, str], Overview] = dataclasses.field(default_factory=dict)
-    #: The last replay of many dead letters that this process began.
-    replay: BulkReplay | None = None
-    #: The last erasure of a user that this process began.
-    erasing: Erasing | None = None
-    #: The one-time links.
-    links: Links
-    #: Checks passwords; ``None``: the console has no password.
-    passwords: Passwords | None
-    #: Counts wrong passwords.
-    throttle: Throttle
-    #: Counts them for the audit.
-    guesses: Guesses = dataclasses.field(init=False)
-    #: Where test events are sent; see :func:`engage.console.display.snippets.server_url`.
-    events_url: str = dataclasses.field(init=False)
-    #: The open connections, and the requests that are being answered.
-    connections: Connections = dataclasses.field(init=False)
-    #: How far the loaders are; ``None``: there is no log.
-    lag: Lag | None = None
-    #: Deletes old records.
-    housekeeping: asyncio.Task[None] | None = None
-    #: The time in seconds since 1970.
-    clock: Callable[[], float] = time.time
+    :param app: the composed server, for its pipeline and its deliveries; it does not listen. Its
+        config has a ``[console]``.
+    :param registry: the installed plugins.
+    :param port: the port on which the console listens.
+    :param clock: the time in seconds since 1970.
+    """
 
-    def __post_init__(self) -> None:
-        """Make the parts that need no settings."""
+    def __init__(
+        self, app: App, registry: Registry, port: int, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        config, settings, store = app.config, app.config.console, app.store
+        assert settings is not None
+        self.app, self.registry, self.clock = app, registry, clock
+        #: The settings of the server, of which the console shows some, and ``[console]``.
+        self.config, self.settings = config, settings
+        self.store = store
+        #: The write keys, as this process knows them; they follow the store within seconds.
+        self.keys = app.keys
+        #: Calls the store: a few calls at a time, each within a time limit.
+        self.reader = reader = Reader(config.storage.write_timeout, clock=clock)
+        #: Where the console is.
+        self.addresses = Addresses(settings, port)
+        #: ``server.trusted_proxies``.
+        self.trusted_proxies = networks(config.server.trusted_proxies)
+        #: The open connections, and the requests that are being answered.
         self.connections = Connections(
             lambda address: is_loopback(address) or is_within(address, self.trusted_proxies)
         )
-        self.events_url = server_url(self.config)
-        self.guesses = Guesses(self.clock)
-        self.live = Live(self.app.store, self.reader)
-        self.badge = Badge(self.app.store, self.reader, self.clock)
-        self.names = Names(self.app.store, self.reader, self.clock)
+        #: The one-time links.
+        self.links = Links(store, reader, clock=clock)
+        #: Checks passwords; ``None``: the console has no password.
+        self.passwords = Passwords(settings.password) if settings.password else None
+        #: Counts wrong passwords, and counts them for the audit.
+        self.throttle, self.guesses = Throttle(), Guesses(clock)
+        #: Who is signed in.
+        self.sessions = Sessions(store, reader, password=settings.password, clock=clock)
+        #: The newest events, which all tabs share.
+        self.live = Live(store, reader)
+        #: How many events were rejected lately.
+        self.badge = Badge(store, reader, clock)
+        #: The most frequent names of the newest events.
+        self.names = Names(store, reader, clock)
+        #: (workspace id, range) → the last numbers, shown while the store does not answer.
+        self.overviews: dict[tuple[str, str], Overview] = {}
+        #: The last replay of many dead letters, and the last erasure, that this process began.
+        self.replay: BulkReplay | None = None
+        self.erasing: Erasing | None = None
+        #: Where test events are sent; see :func:`engage.console.display.snippets.server_url`.
+        self.events_url = server_url(config)
+        #: How far the loaders are; ``None``: there is no log.
+        self.lag = self._lag()
+        #: Deletes old records.
+        self.housekeeping: asyncio.Task[None] | None = None
+
+    def _lag(self) -> Lag | None:
+        config, log = self.config, self.registry.make_log(self.config)
+        if log is None or config.log is None:
+            return None
+        from engage.log.lag import Lag
+
+        timeout = config.storage.write_timeout
+        return Lag(log, config.log, clock=self.now, timeout=timeout, opens=True)
 
     async def open(self) -> None:
         """Begin the work in the background."""
@@ -127,10 +125,8 @@ class Console:
             self.replay.cancel()
             await self.replay.wait(CLOSE_SECONDS)
 
-    async def overview(
-        self, workspace_id: str, span: str, bars: int | None = None
-    ) -> Overview | None:
-        """Return the numbers of a workspace; ``None`` if the storage does not answer.
+    async def overview(self, workspace_id: str, span: str, bars: int | None = None) -> Overview:
+        """Return the numbers of a workspace.
 
         :param span: a key of :data:`engage.console.data.history.RANGES`.
         :param bars: see :func:`engage.console.data.history.overview`.
@@ -142,13 +138,3 @@ class Console:
     def now(self) -> int:
         """Return the time in milliseconds since 1970."""
         return round(self.clock() * 1000)
-
-    @property
-    def keys(self) -> KeyTable:
-        """The write keys, as this process knows them; they follow the store within seconds."""
-        return self.app.keys
-
-    @property
-    def store(self) -> Storage:
-        """The storage."""
-        return self.app.store

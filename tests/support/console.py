@@ -15,7 +15,6 @@ import httpx
 from engage.app import build
 from engage.config import Config, load
 from engage.console.application import ConsoleServer, make_application
-from engage.console.process import make_console
 from engage.console.services import Console
 from engage.console.sign_in.links import SECONDS, hash_of, link_record, new_token
 from engage.store.facade import Storage
@@ -141,7 +140,7 @@ async def console_here(
     await app.open(patient=True)
     sock = listening()
     port = sock.getsockname()[1]
-    console = make_console(app, plugins, port, clock=clock or time.time)
+    console = Console(app, plugins, port, clock=clock or time.time)
     await console.open()
     server_ = ConsoleServer(make_application(console))
     server_.add_socket(sock)

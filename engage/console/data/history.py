@@ -106,14 +106,13 @@ async def overview(
     *,
     now: int,
     bars: int | None = None,
-) -> Overview | None:
+) -> Overview:
     """Read the numbers for a workspace.
 
     :param workspace: its id.
     :param span: a key of :data:`RANGES`.
     :param now: milliseconds since 1970.
     :param bars: the most steps, as far as :data:`STEPS` has such; by default, as many as there are.
-    :return: ``None`` if the storage keeps no counters.
     :raises StorageUnavailable: if the storage does not answer.
     """
     seconds, counted = RANGES[span]
