@@ -16,6 +16,7 @@ from tornado.web import Application
 
 from engage.console.base import STATIC, TEMPLATES, ConsoleHandler
 from engage.console.connections import RETRY_SECONDS
+from engage.console.display.parts import escaped
 from engage.console.files import MissingHandler, StaticHandler
 from engage.console.headers import HEADERS
 from engage.console.pages.audit import AuditHandler
@@ -108,6 +109,7 @@ def make_application(console: Console) -> Application:
     return _Pages(
         rules,
         template_path=str(TEMPLATES),
+        autoescape=escaped.__name__,
         compress_response=True,
         default_handler_class=MissingHandler,
         default_handler_args=services,

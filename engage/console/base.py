@@ -28,7 +28,7 @@ import engage
 from engage.api import StorageUnavailable
 from engage.console.data.reader import PATIENCE, Outage
 from engage.console.data.seen import Seen, seen
-from engage.console.display import formats
+from engage.console.display import formats, parts
 from engage.console.headers import HEADERS
 from engage.console.sign_in.addresses import session_name
 from engage.console.sign_in.sessions import IDLE_SECONDS, Session
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from engage.console.data.history import Overview
     from engage.console.services import Console
 
-__all__ = ["STATIC", "TEMPLATES", "ConsoleHandler", "Outage"]
+__all__ = ["STATIC", "TEMPLATES", "ConsoleHandler"]
 
 _log = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ class ConsoleHandler(RequestHandler):
         if not self.public and self.person is None:
             if self.wants_json:
                 raise HTTPError(401)
-            self.go("login", next=self._here())
+            self.go("login", workspace=None, next=self._here())
             raise Finish
         if method == "GET" and not self.public and not self.wants_json and not self.outage:
             await self.count_rejected()
@@ -139,7 +139,7 @@ class ConsoleHandler(RequestHandler):
         return uses
 
     async def numbers(self, span: str) -> Overview | None:
-        """Return the numbers of the workspace; ``None``: there are none, or the store is down.
+        """Return the numbers of the workspace; ``None``: the store is down.
 
         :param span: a key of :data:`engage.console.data.history.RANGES`.
         """
@@ -234,6 +234,11 @@ class ConsoleHandler(RequestHandler):
         """The person who is signed in, for the audit, or ``None``."""
         return None if self.session is None else f"session {self.session.id[:6]}"
 
+    @property
+    def actor(self) -> Actor:
+        """The caller, for the audit."""
+        return Actor(who=self.person or "", origin=self.address)
+
     async def head(self) -> None:
         """Answer as ``GET`` does; the body is left out."""
         await self.get()  # type: ignore[misc]
@@ -322,7 +327,12 @@ class ConsoleHandler(RequestHandler):
         self.finish()
 
     def link(self, route: str, /, **query: str | int | None) -> str:
-        """Return a relative link to a page. ``None`` values of the query are left out."""
+        """Return a relative link to a page of this workspace, unless the query names another one.
+
+        ``None`` values of the query are left out.
+        """
+        if not self.public:
+            query = {"workspace": self._workspace_or_first().id, **query}
         given = {name: value for name, value in query.items() if value is not None}
         path = f"{self.base}{route}" or "./"
         return f"{path}?{urlencode(given)}" if given else path
@@ -381,7 +391,7 @@ class ConsoleHandler(RequestHandler):
     def get_template_namespace(self) -> dict[str, Any]:
         """Return the names that every template has."""
         return {
-            **{name: getattr(formats, name) for name in formats.__all__},
+            **{name: getattr(part, name) for part in (formats, parts) for name in part.__all__},
             **super().get_template_namespace(),
             "base": self.base,
             "static": self._static,

@@ -7,16 +7,18 @@ this number and that of the rejections differ, and the pages name both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from engage.api import BudgetUse
+from engage.upkeep.budgets import use_ratio
 
 if TYPE_CHECKING:
+    from engage.api import DeadLetterBudget
     from engage.console.data.reader import Reader
     from engage.store.facade import Storage
 
-__all__ = ["Badge"]
+__all__ = ["Badge", "Budget", "budgets_of"]
 
 #: Seconds for which numbers are used again.
 FRESH: Final = 10.0
@@ -47,3 +49,21 @@ class Badge:
             self._uses = await self._reader.read(store.budget_use())
             self._at = now
         return [one for one in self._uses if one.workspace_id == workspace_id]
+
+
+class Budget(NamedTuple):
+    """How much of a budget of dead letters a workspace uses."""
+
+    use: BudgetUse
+    max_count: int
+    max_size: int
+    #: 0 to 1.
+    ratio: float
+
+
+def budgets_of(uses: Iterable[BudgetUse], budget: DeadLetterBudget) -> list[Budget]:
+    """Return the budgets as the pages show them.
+
+    :param budget: ``limits.dead_letter_budget``.
+    """
+    return [Budget(use, *budget.of(use.budget), use_ratio(use, budget)) for use in uses]

@@ -5,6 +5,6 @@
 ``formats.py``    text of strangers, times, numbers
 ``json_text.py``  JSON on several lines, unchanged; the lines of JSON pointers
 ``snippets.py``   the lines that send a first event
-``sparks.py``     small curves as SVG
+``parts.py``      pieces of HTML that many templates have
 ================  ===============================================================
 """

@@ -24,7 +24,6 @@ from engage.erasure.person import (
     person_of,
 )
 from engage.erasure.requests import Request, erasure_requests
-from engage.upkeep.audit import Actor
 from engage.upkeep.erasures import key_of
 
 __all__ = ["EraseHandler", "PersonHandler"]
@@ -82,12 +81,11 @@ class EraseHandler(_PersonHandler):
             self.set_status(400)
             await self._show(str(error))
             return
-        actor = Actor(who=self.person or "", origin=self.address)
         user = (self.workspace.id, user_id)
         whom: Any = {"addresses": named, "visitors": self.visitors("visitor")}
-        work = functools.partial(erase_user, console.store, console.config, *user, actor=actor)
+        work = functools.partial(erase_user, console.store, console.config, *user, actor=self.actor)
         console.erasing = Erasing(*user, functools.partial(work, **whom))
-        self.go("erase", workspace=self.workspace.id, id=user_id)
+        self.go("erase", id=user_id)
 
     async def _show(self, error: str = "") -> None:
         erasing, user_id = self.console.erasing, self.exact("id")
@@ -115,7 +113,7 @@ class EraseHandler(_PersonHandler):
             others=others,
             ticked=ticked,
             typed=self.exact("address"),
-            user_page=self.link("user", workspace=self.workspace.id, id=user_id),
+            user_page=self.link("user", id=user_id),
         )
 
     async def _others(self, user_id: str) -> _Others:

@@ -97,7 +97,7 @@ class _Loads(ConsoleHandler):
             "curl": _shown(self.curl_of(event, text)),
             "reasons": [],
             "links": self._links(event.user_id, event.anonymous_id)
-            | {"event": self.link("event", workspace=self.workspace.id, **_ids(event))},
+            | {"event": self.link("event", **_ids(event))},
         }
 
     def letter_view(self, letter: DeadLetter) -> dict[str, Any]:
@@ -126,16 +126,16 @@ class _Loads(ConsoleHandler):
             "curl": "",
             "reasons": [visible(str(one)) for one in problems] or [visible(letter.message)],
             "links": {
-                "letter": self.link("letter", workspace=self.workspace.id, id=letter.id),
+                "letter": self.link("letter", id=letter.id),
                 **self._links(letter.user_id, None),
             },
         }
 
     def _links(self, user_id: str | None, anonymous_id: str | None) -> dict[str, str]:
         if user_id:
-            return {"user": self.link("user", workspace=self.workspace.id, id=user_id)}
+            return {"user": self.link("user", id=user_id)}
         if anonymous_id:
-            return {"visitor": self.link("user", workspace=self.workspace.id, visitor=anonymous_id)}
+            return {"visitor": self.link("user", visitor=anonymous_id)}
         return {}
 
 

@@ -14,7 +14,6 @@ from engage.api import EngageError, StorageUnavailable
 from engage.console.base import ConsoleHandler
 from engage.console.data.history import Overview
 from engage.console.display.snippets import server_url, snippets
-from engage.console.display.sparks import spark_area, spark_line
 from engage.console.pages.sending import send_test_event
 from engage.keys.changes import MAX_NAME_LENGTH, KeyState, change_key, create_key
 from engage.keys.effective import (
@@ -27,7 +26,6 @@ from engage.keys.effective import (
     shown_rate,
     words,
 )
-from engage.upkeep.audit import Actor
 from engage.upkeep.erasures import erasures_path
 
 __all__ = ["KeysHandler"]
@@ -73,15 +71,13 @@ class KeysHandler(ConsoleHandler):
 
     async def post(self) -> None:
         """Change a key or send a test event, then show the keys."""
-        store = self.console.store
-        workspaces = self.console.config.workspaces
-        actor = Actor(who=self.person or "", origin=self.address)
-        now = self.console.now()
+        store, workspaces = self.console.store, self.console.config.workspaces
+        actor, now = self.actor, self.console.now()
         key_id = self.get_body_argument("id", "")
         expected = self.whole("version")
         action = self.get_body_argument("action", "")
         if action == "disable" and await self._asks(key_id):
-            self.go("keys", workspace=self.workspace.id, ask=key_id)
+            self.go("keys", ask=key_id)
             return
         chosen = None
         try:
@@ -149,7 +145,7 @@ class KeysHandler(ConsoleHandler):
             self.set_status(400)
             await self._show(str(error))
             return
-        self.go("keys", workspace=self.workspace.id, key=chosen, done=action, id=key_id)
+        self.go("keys", key=chosen, done=action, id=key_id)
 
     async def _asks(self, key_id: str) -> bool:
         """Return whether to ask before a key is disabled: it may be in use."""
@@ -213,8 +209,6 @@ class KeysHandler(ConsoleHandler):
             chosen=chosen,
             public_keys=list(public),
             secret=bool(self.workspace.subscription_secrets),
-            spark_area=spark_area,
-            spark_line=spark_line,
             key_id=KEY_ID.pattern,
             max_name=MAX_NAME_LENGTH,
             shown_rate=shown_rate,

@@ -148,7 +148,7 @@ class LetterHandler(_LetterPages):
         count = await self.console.reader.read(store.remove(self.workspace.id, [letter_id]))
         if count:
             await self.record_audit("letter-deleted", workspace=self.workspace.id, letter=letter_id)
-        self.go("rejected", workspace=self.workspace.id, done="deleted", count=count)
+        self.go("rejected", done="deleted", count=count)
 
 
 class CheckHandler(_LetterPages):

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from engage.api import StorageUnavailable
 from engage.console.base import ConsoleHandler
 from engage.console.data.history import OUTCOMES, RANGES, Overview
-from engage.console.display.formats import number, percent, plural, size, span, visible
+from engage.console.display.formats import number, percent, plural, size, span
 from engage.console.display.snippets import server_url, snippets
-from engage.console.display.sparks import spark_area, spark_line
 from engage.console.pages.rejected import cause_link
 from engage.console.pages.sending import send_test_event
 from engage.keys.quotas import read_used, used_up
@@ -52,8 +51,8 @@ class Figure(NamedTuple):
     value: str
     sub: str
     status: str
-    line: str
-    area: str
+    #: Of its curve; ``None`` is a gap.
+    values: Sequence[float | None]
     href: str | None
 
 
@@ -63,7 +62,7 @@ class Notice(NamedTuple):
     status: str
     text: str
     href: str | None
-    link: str
+    link: str = "Show"
 
 
 def shrink(
@@ -92,39 +91,35 @@ def figures(
     totals = {name: sum(data.outcomes[name]) for name in OUTCOMES}
     seen = sum(totals[name] for name in ("stored", "duplicate", "rejected"))
 
-    def drawn(values: Sequence[float | None]) -> tuple[str, str]:
-        return spark_line(values), spark_area(values)
-
-    def curve(name: str) -> tuple[str, str]:
+    def curve(name: str) -> list[float | None]:
         masked = [
             v if up else None for v, up in zip(data.outcomes[name], data.running, strict=True)
         ]
-        points: list[float | None] = shrink(masked, POINTS, _sum)
-        return drawn(points)
+        return shrink(masked, POINTS, _sum)
 
     period = PERIODS[data.range]
     duplicates = f"and {plural(totals['duplicate'], 'duplicate')}" if totals["duplicate"] else ""
     shares = [percent(totals["rejected"], seen)] if seen else []
     if handler.rejected:
         shares.append(f"{plural(handler.rejected, 'event', 'different events')} kept")
-    p95_curve = drawn(shrink(list(data.latency["p95"]), POINTS, _greatest))
+    p95_curve = shrink(list(data.latency["p95"]), POINTS, _greatest)
     half = "of requests that carry events" if data.p50 is None else f"p50 {_at_most(data.p50)}"
-    rejected = handler.link("rejected", workspace=workspace)
+    rejected = handler.link("rejected")
     found = [
         Figure(
             "Stored",
             number(totals["stored"]),
             duplicates or period,
             "stored",
-            *curve("stored"),
-            handler.link("events", workspace=workspace),
+            curve("stored"),
+            handler.link("events"),
         ),
         Figure(
             "Rejected",
             number(totals["rejected"]),
             " · ".join(shares) or "no events yet",
             "rejected",
-            *curve("rejected"),
+            curve("rejected"),
             rejected,
         ),
         Figure(
@@ -132,17 +127,17 @@ def figures(
             number(totals["refused"]),
             "wrong key, bad JSON …",
             "refused",
-            *curve("refused"),
+            curve("refused"),
             "#refused" if handler.console.live.refused(workspace) else None,
         ),
-        Figure("Latency p95", _at_most(data.p95), half, "", *p95_curve, None),
+        Figure("Latency p95", _at_most(data.p95), half, "", p95_curve, None),
     ]
     keys = [
         {
             "name": "unknown key" if key == "?" else key,
             "count": sum(values),
             "unknown": key == "?",
-            "line": spark_line(shrink(list(values), POINTS, _sum), 96, 20),
+            "values": shrink(list[float | None](values), POINTS, _sum),
         }
         for key, values in sorted(data.keys.items(), key=lambda item: -sum(item[1]))
     ]
@@ -160,7 +155,7 @@ def _not_loaded(lag: Lag, href: str) -> Figure:
     """Return the number of records that are not loaded yet."""
     value = "–" if lag.backlog is None else number(lag.records)
     sub = f"the oldest {span(lag.seconds)} ago" if lag.records else "in the log"
-    return Figure("Not loaded", value, sub, "", "", "", href)
+    return Figure("Not loaded", value, sub, "", (), href)
 
 
 def _sum(values: Sequence[float | None]) -> float | None:
@@ -201,7 +196,7 @@ class _Reads(ConsoleHandler):
     """Reads the history."""
 
     async def history(self, bars: int | None = None) -> Overview | None:
-        """Return the numbers; ``None`` if there are none, or the store does not answer.
+        """Return the numbers; ``None`` if there are none and the store does not answer.
 
         :param bars: see :func:`engage.console.data.history.overview`.
 
@@ -213,14 +208,13 @@ class _Reads(ConsoleHandler):
             return self._last(wanted)
         try:
             data = await self.console.overview(self.workspace.id, wanted or "24h", bars)
-            if not wanted and data is not None and not any(data.running[: -HOUR // data.step]):
+            if not wanted and not any(data.running[: -HOUR // data.step]):
                 data = await self.console.overview(self.workspace.id, "1h")
         except StorageUnavailable as error:
             self.show_outage(str(error))
             return self._last(wanted)
-        if data is not None:
-            self.console.overviews[self.workspace.id, wanted] = data
-            self.console.overviews[self.workspace.id, data.range] = data
+        self.console.overviews[self.workspace.id, wanted] = data
+        self.console.overviews[self.workspace.id, data.range] = data
         return data
 
     def _last(self, wanted: str) -> Overview | None:
@@ -238,7 +232,7 @@ class OverviewHandler(_Reads):
         """Send a test event, then show the overview."""
         sent, self.problem = await send_test_event(self)
         if sent:
-            self.go("", workspace=self.workspace.id, sent=sent)
+            self.go("", sent=sent)
         else:
             await self.get()
 
@@ -264,7 +258,7 @@ class OverviewHandler(_Reads):
         if data is not None:
             found, keys = figures(self, data, workspace)
             if lag is not None:
-                found.append(_not_loaded(lag, self.link("system", workspace=workspace)))
+                found.append(_not_loaded(lag, self.link("system")))
         # A server key is a secret: it is not known here.
         keys_here = self.console.keys.of(self.workspace.id)
         enabled = [key.key for key in keys_here if key.key and not key.disabled]
@@ -290,14 +284,13 @@ class OverviewHandler(_Reads):
             last=live.last,
             refused=live.refused(workspace)[:NEWEST],
             notices=await self._notices(data, lag) if has_any else [],
-            table=[] if data is None else table_of(data),
+            numbers=[] if data is None else table_of(data),
             title_of=title_of,
             milliseconds=milliseconds,
         )
 
     async def _notices(self, data: Overview | None, lag: Lag | None) -> list[Notice]:
-        workspace = self.workspace.id
-        store = self.console.store
+        store, workspace = self.console.store, self.workspace.id
         found: list[Notice] = []
         grouped = await self.read(group_letters(store, workspace, seconds=1))
         since = data.at[0] if data is not None else 0
@@ -306,44 +299,38 @@ class OverviewHandler(_Reads):
             count = plural(group.count, "event", "different events")
             source = group.origin if group.key is None else f"key {group.key}"
             text = f"{group.example.message} ({count}, {source})"
-            href = cause_link(self, group.wanted)
-            found.append(Notice("rejected", visible(text), href, "Show"))
+            found.append(Notice("rejected", text, cause_link(self, group.wanted)))
         if more := recent[NEWEST:]:
-            href = self.link("rejected", workspace=workspace)
             text = plural(len(more), "more cause")
-            found.append(Notice("rejected", text, href, "Show all"))
+            found.append(Notice("rejected", text, self.link("rejected"), "Show all"))
         if self.console.config.has_quotas:
             used = await self.read(read_used(store, self.console.now()))
             over, _ = used_up(self.console.config, self.console.keys.of(workspace), used or {})
-            href = self.link("keys", workspace=workspace)
             for reason in dict.fromkeys(over.values()):
                 text = f"{reason[0].upper()}{reason[1:]}; it is refused until 00:00 UTC"
-                found.append(Notice("bad", visible(text), href, "Show"))
+                found.append(Notice("bad", text, self.link("keys")))
         if data is not None and "?" in data.keys:
             count = plural(sum(data.keys["?"]), "request")
             text = f"{count} had an unknown or disabled write key"
             shown = "#refused" if self.console.live.refused(workspace) else None
-            found.append(Notice("refused", text, shown, "Show"))
+            found.append(Notice("refused", text, shown))
         if data is not None:
             for line, events in data.noticed.items():
-                name = f'"{CHANGE_EVENT}"' if CHANGE_EVENT in line else None
-                href = self.link("events", workspace=workspace, name=name)
                 text = line.format(number(events), PERIODS[data.range])
-                found.append(Notice("warn", text, href, "Show"))
+                name = f'"{CHANGE_EVENT}"' if CHANGE_EVENT in line else None
+                found.append(Notice("warn", text, self.link("events", name=name)))
+        system = self.link("system")
         if lag is not None:
             from engage.log.gaps import past_gaps
 
-            href = self.link("system", workspace=workspace)
-            now = self.console.now()
-            alarms = [*lag.alarms, *(await self.read(past_gaps(store, now=now)) or ())]
-            found += [Notice("bad", visible(one), href, "Show") for one in alarms]
+            gaps = await self.read(past_gaps(store, now=self.console.now())) or ()
+            found += [Notice("bad", alarm, system) for alarm in (*lag.alarms, *gaps)]
             if lag.seconds >= LATE:
                 text = f"The loaders are {span(lag.seconds)} behind: is engage load running?"
-                found.append(Notice("warn", text, href, "Show"))
+                found.append(Notice("warn", text, system))
         free = store.gauges().get("free_bytes")
         if free is not None and free < LOW_DISK:
-            href = self.link("system", workspace=workspace)
-            found.append(Notice("bad", f"The disk has only {size(int(free))} left", href, "Show"))
+            found.append(Notice("bad", f"The disk has only {size(int(free))} left", system))
         return found
 
 
@@ -354,7 +341,7 @@ class OverviewJsonHandler(_Reads):
         """Answer with all series."""
         data = await self.history(self.whole("bars"))
         if data is None:
-            self.set_status(503 if self.outage is not None else 404)
+            self.set_status(503)
             self.json({"error": "no history"})
             return
         shown = dataclasses.asdict(data)

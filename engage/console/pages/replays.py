@@ -68,4 +68,4 @@ class ReplaysHandler(ConsoleHandler):
         if replay is not None and replay.state == "running":
             replay.cancel()
             await self.record_audit("replay-cancelled")
-        self.go("replays", workspace=self.workspace.id)
+        self.go("replays")

@@ -176,4 +176,4 @@ class LogoutHandler(ConsoleHandler):
                 await self.console.sessions.end(self.session)
             except StorageUnavailable:
                 _log.warning("the end of a session could not be stored; the cookie was deleted")
-        self.go("login")
+        self.go("login", workspace=None)

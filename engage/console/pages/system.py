@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from engage.api import DAY_MS, BackupStore
 from engage.console.base import ConsoleHandler
-from engage.console.data.budgets import Budget, budgets_of
+from engage.console.data.badge import Budget, budgets_of
 from engage.console.display.formats import number, plural, size, span
 from engage.erasure.erase import obstacle
 from engage.monitoring.history import MINUTE, UP
@@ -39,12 +39,13 @@ GAUGES: Final[Mapping[str, str]] = {
 }
 
 
-class LogCard(NamedTuple):
-    """The log as the page shows it."""
+class Part(NamedTuple):
+    """The storage or the log, as the page shows it."""
 
+    title: str
     answers: bool
     facts: Mapping[str, str]
-    alarms: Sequence[str]
+    alarms: Sequence[str] = ()
 
 
 class SystemHandler(ConsoleHandler):
@@ -58,13 +59,14 @@ class SystemHandler(ConsoleHandler):
         answers = self.outage is None
         budgets = await self._budgets() if answers else []
         backup, warnings = await self._backup() if answers else ({}, [])
+        facts = {"Plugin": console.config.storage.backend, **store.versions()}
+        storage = Part("Storage", answers, {**facts, **_gauges(store.gauges()), **backup})
         self.page(
             "system.html",
             title="System",
             nav="system",
             answers=answers,
-            backend=console.config.storage.backend,
-            facts={**store.versions(), **_gauges(store.gauges()), **backup},
+            parts=[storage, *await self._log_part()],
             processes=await self._processes() if answers else None,
             budgets=budgets,
             budget_names=BUDGETS,
@@ -75,14 +77,13 @@ class SystemHandler(ConsoleHandler):
                 *warnings,
             ],
             settings=_settings(console.config),
-            log=await self._log_card(),
         )
 
-    async def _log_card(self) -> LogCard | None:
-        """Return the card of the log; ``None``: there is none."""
+    async def _log_part(self) -> list[Part]:
+        """Return the log, if there is one."""
         config, lag = self.console.config.log, self.console.lag
         if config is None or lag is None:
-            return None
+            return []
         from engage.log.gaps import past_gaps
 
         facts = {"Plugin": config.backend, "Group of the loaders": config.group}
@@ -94,10 +95,11 @@ class SystemHandler(ConsoleHandler):
             facts["Records are kept"] = "indefinitely" if kept is None else span(kept / 1000)
         now = self.console.now()
         gaps = await self.read(past_gaps(self.console.store, now=now))
-        return LogCard(lag.error is None, facts, [*lag.alarms, *(gaps or ())])
+        return [Part("Log", lag.error is None, facts, [*lag.alarms, *(gaps or ())])]
 
-    async def _processes(self) -> Mapping[str, int] | None:
-        """Return version → processes that wrote to the history lately; ``None``: unknown."""
+    async def _processes(self) -> Mapping[str, str] | None:
+        """Return the processes of each version that wrote to the history lately; ``None``: it is
+        unknown."""
         store = self.console.store
         now = self.console.now()
         page = await self.read(
@@ -111,7 +113,10 @@ class SystemHandler(ConsoleHandler):
         for count in page.items:
             version = count.labels[0]
             found[version] = max(found.get(version, 0), count.processes)
-        return found
+        return {
+            f"engage {version}": plural(count, "process", "processes")
+            for version, count in sorted(found.items())
+        }
 
     async def _backup(self) -> tuple[Mapping[str, str], Sequence[str]]:
         """Return the facts about the last backup, and warnings."""
