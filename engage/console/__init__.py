@@ -9,6 +9,7 @@ methods of the storage. Nothing that answers clients imports it.
 ``application.py``   the paths and their handlers; the bounds of the HTTP server
 ``connections.py``   which connection gives way to another, and whose request is next
 ``base.py``          shared by all pages: Host, methods, foreign forms, session, headers, errors
+``listing.py``       shared by the pages that list: filter, rows, cursors
 ``headers.py``       the headers of every answer
 ``files.py``         the static files, and the answer to a path that is not a page
 ``services.py``      the services of the pages: the store, the config and the parts below

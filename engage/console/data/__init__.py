@@ -4,9 +4,8 @@
 ==============  ==================================================================
 ``reader.py``   calls of the store, a few at a time and each within a time limit
 ``history.py``  the numbers of the overview: the counters, summed
-``badge.py``    the number of rejected events in the navigation
+``badge.py``    the number of rejected events, and how much room is left for them
 ``names.py``    the names of the newest events, counted
-``budgets.py``  how much room is left for dead letters
 ``erasing.py``  an erasure that runs in the background
 ``seen.py``     names and ids that were seen lately, as suggestions
 ==============  ==================================================================

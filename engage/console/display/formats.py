@@ -26,8 +26,6 @@ _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 #: Rows of a page of a list: a few screens, and one read of the store.
 ROWS: Final = 50
-#: Calls of the store for one page: each looks at a bounded number of rows.
-READS: Final = 20
 
 
 def _moment(milliseconds: int) -> datetime.datetime:

@@ -3,26 +3,22 @@
 
 from __future__ import annotations
 
-from engage.console.base import ConsoleHandler
-from engage.console.display.formats import ROWS
+from collections.abc import Awaitable
+from typing import Any
+
+from engage.api import Page, Record
+from engage.console.listing import ListPage
 from engage.upkeep.audit import AUDIT, read_entry
 
 __all__ = ["AuditHandler"]
 
 
-class AuditHandler(ConsoleHandler):
+class AuditHandler(ListPage):
     """The entries of the audit, newest first."""
 
-    async def get(self) -> None:
-        """Show one page of entries."""
-        after = self.cursor("after")
-        page = await self.read(
-            self.console.store.list_records(AUDIT, "", after=after, limit=ROWS, reverse=True)
-        )
-        self.page(
-            "audit.html",
-            title="Audit",
-            nav="audit",
-            entries=None if page is None else [read_entry(record) for record in page.items],
-            older=None if page is None else page.cursor,
-        )
+    name, what, by = "audit", "entries", "after"
+    shown = staticmethod(read_entry)
+
+    def rows(self, **page: Any) -> Awaitable[Page[Record]]:
+        """Read entries."""
+        return self.console.store.list_records(AUDIT, "", reverse=True, **page)

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from engage.api import EVENT_TYPES
 from engage.console.base import ConsoleHandler
+from engage.console.pages.events import fields_of
 from engage.upkeep.live import RING, Wanted
 
 __all__ = ["LiveHandler", "LiveJsonHandler"]
@@ -13,15 +13,10 @@ __all__ = ["LiveHandler", "LiveJsonHandler"]
 FIRST = 100
 
 
-def wanted_of(handler: ConsoleHandler) -> Wanted:
-    """Return the filter that the query describes."""
-    return Wanted(
-        workspace_id=handler.workspace.id,
-        **{
-            name: handler.get_query_argument(name, "")
-            for name in ("status", "type", "name", "key", "user")
-        },
-    )
+def given_to(handler: ConsoleHandler) -> dict[str, str]:
+    """Return the filter in the query."""
+    names = ("status", "type", "name", "key", "user")
+    return {name: text for name in names if (text := handler.get_query_argument(name, ""))}
 
 
 class LiveHandler(ConsoleHandler):
@@ -29,11 +24,11 @@ class LiveHandler(ConsoleHandler):
 
     async def get(self) -> None:
         """Show the rows of the ring that the filters select."""
-        live = self.console.live
-        wanted = wanted_of(self)
+        live, given = self.console.live, given_to(self)
         await live.look(self.workspace.id)
         if live.error is not None:
             self.show_outage(live.error)
+        wanted = Wanted(workspace_id=self.workspace.id, **given)
         rows = [] if self.unverified else live.rows(wanted)
         self.page(
             "live.html",
@@ -41,14 +36,12 @@ class LiveHandler(ConsoleHandler):
             nav="live",
             rows=rows[:FIRST],
             last=live.last,
-            wanted=wanted,
-            filtered=wanted != Wanted(workspace_id=wanted.workspace_id),
+            fields={"status": ("Status", ("stored", "rejected"))} | fields_of(self),
+            given=given,
+            stored=self.link("events", **given | {"status": None}),
             oldest=live.oldest(self.workspace.id),
-            possible=live.possible,
-            types=EVENT_TYPES,
-            keys=[key.id for key in self.console.keys.of(self.workspace.id)],
             ring=RING,
-            refused=live.refused(wanted.workspace_id),
+            refused=live.refused(self.workspace.id),
         )
 
 
@@ -66,7 +59,8 @@ class LiveJsonHandler(ConsoleHandler):
         # A page of an earlier process of the console begins again.
         if after > live.last:
             after = 0
-        rows = [] if self.unverified else live.rows(wanted_of(self), after)
+        wanted = Wanted(workspace_id=self.workspace.id, **given_to(self))
+        rows = [] if self.unverified else live.rows(wanted, after)
         version = str(live.refused_version)
         changed = self.get_query_argument("refused", "") != version
         self.json(

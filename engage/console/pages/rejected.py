@@ -5,25 +5,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from tornado.web import HTTPError
 
-from engage.api import (
-    BudgetName,
-    DeadLetter,
-)
+from engage.api import BudgetName, DeadLetter, Page
 from engage.console.base import ConsoleHandler
-from engage.console.data.budgets import budgets_of
-from engage.console.display.formats import READS, ROWS
-from engage.monitoring.recorder import REFUSED_RECORD
+from engage.console.data.badge import budgets_of
+from engage.console.display.formats import ROWS
+from engage.console.listing import Found, ListPage
 from engage.pipeline.bulk_replay import BulkReplay
 from engage.pipeline.replay import is_delivery
 from engage.store.facade import Storage
-from engage.upkeep.audit import Actor
 from engage.upkeep.letter_groups import LetterFilter, delete_letters, group_letters
-from engage.upkeep.refused import refused_of
 
 if TYPE_CHECKING:
     from engage.pipeline.explain import Explained
@@ -44,76 +39,76 @@ BUDGETS: Final[dict[BudgetName, str]] = {
 
 def cause_link(handler: ConsoleHandler, wanted: LetterFilter, **query: str) -> str:
     """Return the link to the letters of a cause."""
-    return handler.link("rejected", **_query(handler, wanted), **query) + "#cause"
+    return handler.link("rejected", **_query(wanted), **query) + "#cause"
 
 
-def _query(handler: ConsoleHandler, wanted: LetterFilter) -> dict[str, str | None]:
-    return {
-        "workspace": handler.workspace.id,
-        "reason": wanted.reason,
-        "pointer": wanted.pointer,
-        "rule": wanted.rule,
-        "key": wanted.key,
-        "origin": wanted.origin,
-    }
+def _query(wanted: LetterFilter) -> dict[str, str | None]:
+    return {name: getattr(wanted, name) for name in ("reason", "pointer", "rule", "key", "origin")}
 
 
-class RejectedHandler(ConsoleHandler):
+class RejectedHandler(ListPage):
     """The groups, and the letters newest first."""
 
-    async def get(self) -> None:
-        """Show the groups, and a page of letters."""
-        store = self.console.store
-        wanted = self._wanted()
-        grouped = await self.read(group_letters(store, self.workspace.id))
-        letters, older = await self._letters(store, wanted)
+    name, what = "rejected", "rejected events"
+
+    def rows(self, **page: Any) -> Awaitable[Page[DeadLetter]]:
+        """Read letters."""
+        return self.console.store.recent_dead_letters(self.workspace.id, **page)
+
+    def fits(self, row: DeadLetter) -> bool:
+        """Return whether a letter has the cause that the query names."""
+        return self.wanted.matches(row)
+
+    @functools.cached_property
+    def wanted(self) -> LetterFilter:
+        """The filter in the query or the form. An empty pointer is the whole item."""
+        return LetterFilter(
+            reason=self.exact("reason") or None,
+            pointer=self.exact("pointer") if "pointer" in self.request.arguments else None,
+            rule=self.exact("rule") if "rule" in self.request.arguments else None,
+            key=self.exact("key") or None,
+            origin=self.exact("origin") or None,
+            until=self.whole("until"),
+        )
+
+    @functools.cached_property
+    def given(self) -> Mapping[str, str | None]:
+        """The filter, as the links of the page repeat it."""
+        return {} if self.wanted == LetterFilter() else _query(self.wanted)
+
+    async def beside(self, found: Found[DeadLetter]) -> Mapping[str, Any]:
+        """Return the groups, and what was asked about one."""
+        workspace, live = self.workspace.id, self.console.live
+        grouped = await self.read(group_letters(self.console.store, workspace))
         uses = await self.count_rejected(fresh=True)
         day = await self.numbers("24h")
-        refused = []
-        page = await self.read(store.list_records(REFUSED_RECORD, limit=100))
-        refused = [
-            one
-            for one in ([] if page is None else refused_of(page.items))
-            if one.workspace_id in ("", self.workspace.id)
-        ]
+        await live.look(workspace)
         budget = self.console.config.limits.dead_letter_budget
         ask = ask if (ask := self.get_query_argument("ask", "")) in ACTIONS else ""
-        self.page(
-            "rejected.html",
-            title="Rejected",
-            nav="rejected",
-            grouped=grouped,
-            wanted=wanted,
-            filtered=wanted != LetterFilter(),
-            letters=letters,
-            older=older,
-            first=self.cursor("before") is None,
-            refused=refused[:ROWS],
-            budgets=[one for one in budgets_of(uses, budget) if one.use.count],
-            budget_names=BUDGETS,
-            rejections=None if day is None else sum(day.outcomes["rejected"]),
-            done=self.get_query_argument("done", ""),
-            count=self.get_query_argument("count", ""),
-            query=_query(self, wanted),
-            chosen=[
-                group
-                for group in (grouped.groups if grouped else ())
-                if wanted.matches(group.example)
-            ],
-            ask=ask,
-            tried=await self._tried(letters or ()) if ask == "replay" else [],
-            cause_link=cause_link,
-            partial=functools.partial,
-        )
+        groups = grouped.groups if grouped else ()
+        return {
+            "grouped": grouped,
+            "wanted": self.wanted,
+            "refused": [] if self.unverified else live.refused(workspace)[:ROWS],
+            "budgets": [one for one in budgets_of(uses, budget) if one.use.count],
+            "budget_names": BUDGETS,
+            "rejections": None if day is None else sum(day.outcomes["rejected"]),
+            "done": self.get_query_argument("done", ""),
+            "count": self.get_query_argument("count", ""),
+            "chosen": [group for group in groups if self.wanted.matches(group.example)],
+            "ask": ask,
+            "tried": await self._tried(found.rows) if ask == "replay" else [],
+            "cause_link": cause_link,
+            "partial": functools.partial,
+        }
 
     async def post(self) -> None:
         """Replay all letters of a group in the background, or delete them."""
-        store = self.console.store
-        wanted = self._wanted()
+        store, wanted = self.console.store, self.wanted
         action = self.get_body_argument("action", "")
         if action == "replay":
             self._replay(store, wanted)
-            self.go("replays", workspace=self.workspace.id)
+            self.go("replays")
         elif action == "delete":
             count = await delete_letters(
                 store,
@@ -125,14 +120,10 @@ class RejectedHandler(ConsoleHandler):
             await self.record_audit(
                 "letters-deleted",
                 workspace=self.workspace.id,
-                reason=wanted.reason,
-                pointer=wanted.pointer,
-                rule=wanted.rule,
-                key=wanted.key,
-                origin=wanted.origin,
+                **_query(wanted),
                 count=count,
             )
-            self.go("rejected", workspace=self.workspace.id, done="deleted", count=count)
+            self.go("rejected", done="deleted", count=count)
         else:
             raise HTTPError(400, reason="This page has no such action")
 
@@ -147,7 +138,7 @@ class RejectedHandler(ConsoleHandler):
             app.replays,
             self.workspace.id,
             wanted,
-            actor=Actor(who=self.person or "", origin=self.address),
+            actor=self.actor,
             clock=app.clock,
             new_ids=self.get_body_argument("new_ids", "") == "1",
         )
@@ -161,34 +152,3 @@ class RejectedHandler(ConsoleHandler):
             if not is_delivery(letter)
         ]
         return [explained for explained in tried if explained is not None]
-
-    def _wanted(self) -> LetterFilter:
-        """Return the filter in the query or the form. An empty pointer is the whole item."""
-        return LetterFilter(
-            reason=self.exact("reason") or None,
-            pointer=self.exact("pointer") if "pointer" in self.request.arguments else None,
-            rule=self.exact("rule") if "rule" in self.request.arguments else None,
-            key=self.exact("key") or None,
-            origin=self.exact("origin") or None,
-            until=self.whole("until"),
-        )
-
-    async def _letters(
-        self, store: Storage, wanted: LetterFilter
-    ) -> tuple[list[DeadLetter] | None, str | None]:
-        """Return the newest letters that match, and the cursor of older ones."""
-        letters: list[DeadLetter] = []
-        before = self.cursor("before")
-        for _ in range(READS):
-            page = await self.read(
-                store.recent_dead_letters(
-                    self.workspace.id, before=before, limit=ROWS - len(letters)
-                )
-            )
-            if page is None:
-                return (letters or None), None
-            letters += [letter for letter in page.items if wanted.matches(letter)]
-            before = page.cursor
-            if before is None or len(letters) >= ROWS:
-                break
-        return letters, before

@@ -4,20 +4,17 @@
 from __future__ import annotations
 
 import dataclasses
-import time
+import functools
 from collections import Counter
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
-from engage.api import (
-    API_ORIGIN,
-    Event,
-    EventFilter,
-    begins_with,
-    identifier_value,
-)
-from engage.console.base import ConsoleHandler
-from engage.console.display.formats import ROWS, plural
-from engage.console.pages.events import FILE_LIMIT, Found, search_events
+from tornado.web import Finish
+
+from engage.api import API_ORIGIN, Event, EventFilter, begins_with, identifier_value
+from engage.console.display.formats import ROWS, number, plural
+from engage.console.listing import Found, ListPage, find
+from engage.console.pages.events import FILE_LIMIT, search_events
 from engage.console.pages.users import note_on
 from engage.store.identifiers import named
 from engage.store.people import people
@@ -61,17 +58,20 @@ class Hit:
         return ("user" if self.kind == "User" else "letter"), {"id": self.text}
 
 
-class SearchHandler(ConsoleHandler):
+class SearchHandler(ListPage):
     """Looks a text up in all indexes and in the newest events, and redirects to a single result."""
+
+    name, what = "search", "results"
+    parameters = ("q",)
 
     #: Whether there are rejected events that were not looked at.
     missed_letters = False
 
-    async def get(self) -> None:
-        """Redirect to the page of the result, or list the results."""
+    async def find(self) -> Found[tuple[Hit, str]]:
+        """Return the results, or redirect to the page of the only one."""
         text, cursor = self.exact("q"), self.cursor("before")
         hits: dict[Hit, str] = {}
-        found = Found([], None)
+        found: Found[Event] = Found()
         if text.strip():
             await self.console.live.look(self.workspace.id)
             wanted = Wanted(workspace_id=self.workspace.id)
@@ -88,37 +88,34 @@ class SearchHandler(ConsoleHandler):
             if len(hits) == 1 and complete and cursor is None:
                 (hit,) = hits
                 route, query = hit.target()
-                self.go(route, workspace=self.workspace.id, **query)
-                return
+                self.go(route, **query)
+                raise Finish
             if not hits and complete and text != text.lstrip():
-                self.go("search", workspace=self.workspace.id, q=text.strip())
-                return
-        shown = dict(sorted(hits.items(), key=lambda one: KINDS.index(one[0].kind))[:ROWS])
+                self.go("search", q=text.strip())
+                raise Finish
+        ordered = sorted(hits.items(), key=lambda one: KINDS.index(one[0].kind))
+        return Found(ordered, found.cursor, found.cursor is not None, found.reached)
+
+    async def beside(self, found: Found[tuple[Hit, str]]) -> Mapping[str, Any]:
+        """Return the first results with notes on them."""
+        shown, more = dict(found.rows[:ROWS]), len(found.rows[ROWS:])
         ids, names = ([x.text for x in shown if x.kind == kind] for kind in KINDS[:2])
         read = self.console.store.read(people, self.workspace.id, ids, names, 0)
         users, visitors = await self.read(read) or ({}, {})
-        self.page(
-            "search.html",
-            title="Search",
-            nav=None,
-            text=text,
-            hits=[
-                (
-                    hit,
-                    hit.target(),
-                    note_on(self, users.get(hit.text), note)
-                    if hit.kind == "User"
-                    else note_on(self, visitors.get(hit.text), note, visitor=True)
-                    if hit.kind == "Visitor"
-                    else note,
-                )
-                for hit, note in shown.items()
-            ],
-            more=len(hits) - len(shown),
-            found=found,
-            missed_letters=self.missed_letters,
-            paged=cursor is not None,
-        )
+
+        def noted(hit: Hit, note: str) -> str:
+            if hit.kind == "User":
+                return note_on(self, users.get(hit.text), note)
+            if hit.kind == "Visitor":
+                return note_on(self, visitors.get(hit.text), note, visitor=True)
+            return note
+
+        return {
+            "text": self.exact("q"),
+            "rows": [(hit, hit.target(), noted(hit, note)) for hit, note in shown.items()],
+            "note": f"{number(more)} more are not shown: type more of it." if more else "",
+            "missed_letters": self.missed_letters,
+        }
 
     async def _known(self, text: str) -> list[Hit]:
         """Return what has exactly this id or address, by the indexes of the storage."""
@@ -166,41 +163,30 @@ class SearchHandler(ConsoleHandler):
 
     async def _rejected(self, text: str) -> dict[Hit, str]:
         """Return the rejected events of which one of the texts begins with this one."""
-        store, hits, before = self.console.store, dict[Hit, str](), None
-        end = time.monotonic() + LETTER_SECONDS
-        while len(hits) < ROWS:
-            page = await self.read(
-                store.recent_dead_letters(self.workspace.id, before=before, limit=PAGE)
-            )
-            if page is None:
-                break
-            rows = map(row_of_letter, page.items)
-            hits |= {
-                Hit("Rejected event", row.id): row.preview
-                for row in rows
-                if any(begins_with(one, text) for one in row.texts)
-            }
-            before = page.cursor
-            if before is None:
-                break
-            if time.monotonic() > end:
-                self.missed_letters = True
-                break
-        return hits
+        found = await find(
+            self,
+            functools.partial(self.console.store.recent_dead_letters, self.workspace.id),
+            lambda letter: any(begins_with(one, text) for one in row_of_letter(letter).texts),
+            size=PAGE,
+            seconds=LETTER_SECONDS,
+        )
+        self.missed_letters = found.gave_up
+        rows = map(row_of_letter, found.rows)
+        return {Hit("Rejected event", row.id): row.preview for row in rows}
 
-    async def _in_events(self, text: str, cursor: str | None) -> Found:
+    async def _in_events(self, text: str, cursor: str | None) -> Found[Event]:
         """Return events of which one of the texts begins with this one."""
         wanted = EventFilter(workspace_id=self.workspace.id, begins=[(list(FIELDS), text.rstrip())])
         return await search_events(self, wanted, FILE_LIMIT, cursor=cursor)
 
 
-def _hits(found: Found, text: str) -> dict[Hit, str]:
+def _hits(found: Found[Event], text: str) -> dict[Hit, str]:
     """Return the texts of events that begin with a text, with the number of the events; a message
     id with what its event is."""
     hits = [
         (_hit_of(event, field), event)
         for field in FIELDS
-        for event in found.events
+        for event in found.rows
         if begins_with(getattr(event, field), text.rstrip())
     ]
     counts = Counter(hit for hit, _ in hits)

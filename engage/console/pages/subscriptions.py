@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
-from typing import Final
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any, Final
 
-from engage.api import Kind, Subject, SubscriptionRecord
-from engage.console.base import ConsoleHandler
+from engage.api import Kind, Subject
+from engage.console.display.formats import number
+from engage.console.listing import Found, ListPage, find
 from engage.console.pages.users import CHOICES
 from engage.upkeep.export import PAGE
 
@@ -18,48 +21,43 @@ __all__ = ["SubscriptionsHandler"]
 COUNTED: Final = 20_000
 
 
-class SubscriptionsHandler(ConsoleHandler):
+class SubscriptionsHandler(ListPage):
     """The groups of a workspace."""
 
-    async def get(self) -> None:
-        """Show the groups."""
-        store = self.console.store
-        user = self.exact("user")
-        people: dict[tuple[str, Subject], bool] = {}
-        complete = False
-        history: Sequence[SubscriptionRecord] | None = None
-        after: str | None = None
-        seen = 0
-        while seen < COUNTED and not complete:
-            page = await self.read(
-                store.scan_subscriptions(self.workspace.id, after=after, limit=PAGE)
-            )
-            if page is None:
-                break
-            people.update({(one.group_id, one.subject): one.subscribed for one in page.items})
-            seen += len(page.items)
-            after = page.cursor
-            complete = after is None
+    name, what = "subscriptions", "groups"
+
+    async def find(self) -> Found[Any]:
+        """Return the groups."""
+        return Found(self.workspace.subscription_groups)
+
+    async def beside(self, found: Found[Any]) -> Mapping[str, Any]:
+        """Return the numbers of the choices, and the choices of a user."""
+        store, workspace, user = self.console.store, self.workspace, self.exact("user")
+        scan = functools.partial(store.scan_subscriptions, workspace.id)
+        choices = await find(self, scan, by="after", limit=COUNTED, size=PAGE, seconds=math.inf)
+        people = {(one.group_id, one.subject): one.subscribed for one in choices.rows}
+        complete = choices.cursor is None and self.outage is None
+        note = (
+            "Users and visitors who made a choice. In a group of the type opt out, everyone else is"
+            " subscribed."
+        )
+        if not complete:
+            note += f" Only the first {number(COUNTED)} choices were counted."
+        history = None
         if user:
             subject = Subject(Kind.USER, user)
-            found = await self.read(
-                store.history(self.workspace.id, subject, after=None, limit=CHOICES)
-            )
-            history = None if found is None else found.items[::-1]
-        counted = collections.Counter(
-            (group, wanted)
-            for (group, (kind, name)), wanted in people.items()
-            # A link of a user unsubscribes the visitor with the same id, too.
-            if kind is Kind.USER or people.get((group, Subject(Kind.USER, name))) is not wanted
-        )
-        self.page(
-            "subscriptions.html",
-            title="Subscriptions",
-            nav="subscriptions",
-            groups=self.workspace.subscription_groups,
-            links=bool(self.workspace.subscription_secrets),
-            counted=counted,
-            complete=complete,
-            user=user,
-            history=history,
-        )
+            page = await self.read(store.history(workspace.id, subject, after=None, limit=CHOICES))
+            history = None if page is None else page.items[::-1]
+        return {
+            "links": bool(workspace.subscription_secrets),
+            "counted": collections.Counter(
+                (group, chosen)
+                for (group, (kind, name)), chosen in people.items()
+                # A link of a user unsubscribes the visitor with the same id, too.
+                if kind is Kind.USER or people.get((group, Subject(Kind.USER, name))) is not chosen
+            ),
+            "least": "" if complete else "≥ ",
+            "user": user,
+            "history": history,
+            "note": note if found.rows else "",
+        }

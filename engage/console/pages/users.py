@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, Final
 
 from tornado.web import HTTPError
@@ -14,12 +14,14 @@ from tornado.web import HTTPError
 from engage.api import (
     EngageError,
     EventFilter,
+    Page,
     StorageUnavailable,
     UserProfile,
     VisitorProfile,
 )
 from engage.console.base import ConsoleHandler
 from engage.console.display.formats import LONGEST, ROWS, one_line
+from engage.console.listing import Found, ListPage
 from engage.console.pages.events import search_events
 from engage.errors import quote
 from engage.pipeline.operator import decide_link
@@ -73,31 +75,27 @@ def note_on(
     return " · ".join(notes + [f"{trait} {value}" for trait, value in traits]) or events
 
 
-class UsersHandler(ConsoleHandler):
+class UsersHandler(ListPage):
     """The users of the newest events, and all users in the order of the store."""
 
-    async def get(self) -> None:
-        """Show one page of users."""
-        store = self.console.store
-        page = None
-        after = self.cursor("after")
-        page = await self.read(store.scan_users(self.workspace.id, after=after, limit=ROWS))
-        users = None
-        if page is not None:
-            identifiers = self.workspace.subscription_identifiers
-            users = [(user, summary_of(user, identifiers)) for user in page.items]
-        first = self.cursor("after") is None
-        self.page(
-            "users.html",
-            title="Users",
-            nav="users",
-            users=users,
-            first=first,
-            latest=await self._latest() if first else [],
-            ring=RING,
-            more=None if page is None else page.cursor,
-            identifiers=self.workspace.subscription_identifiers,
-        )
+    name, what, by = "users", "users", "after"
+    words = ("First page", "More")
+
+    def rows(self, **page: Any) -> Awaitable[Page[UserProfile]]:
+        """Read users."""
+        return self.console.store.scan_users(self.workspace.id, **page)
+
+    async def beside(self, found: Found[UserProfile]) -> Mapping[str, Any]:
+        """Return the first traits of the users, and the users of the newest events."""
+        identifiers = self.workspace.subscription_identifiers
+        note = "engage does not count users, because it would have to read the whole store."
+        return {
+            "latest": [] if self.cursor("after") is not None else await self._latest(),
+            "ring": RING,
+            "note": note if found.rows else "",
+            "identifiers": identifiers,
+            "rows": [(user, summary_of(user, identifiers)) for user in found.rows],
+        }
 
     async def _latest(self) -> list[tuple[str, Row, str]]:
         """Return the users of the newest events with the last event and a note, newest first."""
@@ -144,7 +142,7 @@ class UserHandler(ConsoleHandler):
         await self.record_audit(
             f"anonymous-id-{done}", workspace=workspace, user=user_id, anonymousId=anonymous_id
         )
-        self.go("user", workspace=workspace, id=user_id, done=done, anonymous_id=anonymous_id)
+        self.go("user", id=user_id, done=done, anonymous_id=anonymous_id)
 
     async def _show(self, error: str = "") -> None:
         workspace, after = self.workspace, self.cursor("after") or ""
@@ -158,7 +156,7 @@ class UserHandler(ConsoleHandler):
         if is_visitor:
             wanted = EventFilter(workspace_id=workspace.id, begins=[(["anonymous_id"], name)])
         found = await search_events(self, wanted)
-        events = [event for event in found.events if name in (event.user_id, event.anonymous_id)]
+        events = [event for event in found.rows if name in (event.user_id, event.anonymous_id)]
         nothing = profile is None and not events and found.cursor is None and not history
         if nothing and self.outage is None and not error:
             self.set_status(404)
@@ -178,11 +176,9 @@ class UserHandler(ConsoleHandler):
             done=self.get_query_argument("done", ""),
             decided=self.exact("anonymous_id"),
             unlink=self.exact("unlink"),
-            user_page=functools.partial(self.link, "user", workspace=workspace.id),
+            user_page=functools.partial(self.link, "user"),
             # A text in quotation marks is a whole user id, but no anonymous id.
-            events=self.link(
-                "events", workspace=workspace.id, user=name if is_visitor else f'"{name}"'
-            ),
+            events=self.link("events", user=name if is_visitor else f'"{name}"'),
             config=self.console.config,
             traits=[] if profile is None else self._traits(profile),
             text=""

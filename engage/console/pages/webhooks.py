@@ -5,11 +5,15 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
+import math
+import sys
 from collections.abc import Mapping
 from typing import Final
 
 from engage.api import DAY_MS, Provider
 from engage.console.base import ConsoleHandler
+from engage.console.listing import find
 from engage.monitoring.history import MINUTE, WEBHOOKS
 
 __all__ = ["WebhooksHandler"]
@@ -30,9 +34,7 @@ class Enabled:
     verified: str
     #: Outcome → deliveries in 24 hours, of all workspaces.
     outcomes: Mapping[str, int]
-    #: When a delivery was last counted, and when one was last accepted: the minute, in
-    #: milliseconds since 1970 UTC.
-    last: int | None
+    #: When a delivery was last accepted: the minute, in milliseconds since 1970 UTC.
     last_fine: int | None
 
 
@@ -44,33 +46,19 @@ class WebhooksHandler(ConsoleHandler):
         console = self.console
         server = console.config.server
         outcomes: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-        last: dict[str, int] = {}
         last_fine: dict[str, int] = {}
-        store = console.store
-        now = console.now()
-        after: str | None = None
-        while True:
-            page = await self.read(
-                store.counts(
-                    MINUTE,
-                    since=now - DAY_MS,
-                    until=now + 60_000,
-                    names=[WEBHOOKS],
-                    after=after,
-                    limit=10_000,
-                )
-            )
-            if page is None:
-                break
-            for count in page.items:
-                name, outcome = count.labels
-                outcomes[name][outcome] += count.total
-                last[name] = max(last.get(name, 0), count.at)
-                if outcome in FINE:
-                    last_fine[name] = max(last_fine.get(name, 0), count.at)
-            after = page.cursor
-            if after is None:
-                break
+        store, now = console.store, console.now()
+        read = functools.partial(
+            store.counts, MINUTE, since=now - DAY_MS, until=now + 60_000, names=[WEBHOOKS]
+        )
+        counts = await find(
+            self, read, by="after", limit=sys.maxsize, size=10_000, seconds=math.inf
+        )
+        for count in counts.rows:
+            name, outcome = count.labels
+            outcomes[name][outcome] += count.total
+            if outcome in FINE:
+                last_fine[name] = max(last_fine.get(name, 0), count.at)
         made = console.registry.make_webhooks(console.config)
         enabled = []
         for name, options in sorted(self.workspace.webhooks.items()):
@@ -82,7 +70,6 @@ class WebhooksHandler(ConsoleHandler):
                     setup=self._setup(name),
                     verified=_verified(made[name][self.workspace.id]),
                     outcomes=outcomes[name],
-                    last=last.get(name),
                     last_fine=last_fine.get(name),
                 )
             )

@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from engage.api import StorageUnavailable
+from engage.console import listing
 from engage.console.display.formats import iso
-from engage.console.pages import events as events_page
 from engage.console.pages import search
 from engage.store import events
 from engage.store.facade import Storage
@@ -53,7 +53,7 @@ async def console_on(kind: str, folder: Path) -> AsyncIterator[tuple[Storage, ht
 @pytest.fixture
 def _short_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a page look at ten events only, as if the store were slow."""
-    monkeypatch.setattr(events_page, "SEARCH_SECONDS", -1.0)
+    monkeypatch.setattr(listing, "SEARCH_SECONDS", -1.0)
     monkeypatch.setattr(events, "MAX_ROWS", 10)
     monkeypatch.setattr(mongo_events, "_WINDOWS", (10,))
 
