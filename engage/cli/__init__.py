@@ -11,17 +11,15 @@
 ``copy.py``           ``engage copy``, ``backup`` and ``restore``
 ``tail.py``           ``engage tail``
 ``console.py``        ``engage console``, ``console-link``, ``console-logout``, ``console-password``
-``dead_letters.py``   ``engage dead-letters``
-``replays.py``        ``engage dead-letters check`` and ``replay``
-``letters.py``        the code that the commands of ``engage dead-letters`` share
+``dead_letters.py``   ``engage dead-letters list``, ``show``, ``delete``, ``check`` and ``replay``
 ``users.py``          ``engage users show``, ``remove-trait``, ``unlink`` and ``link``
 ``subscriptions.py``  ``engage subscriptions import`` and ``export``, ``engage subscription-link``
 ``suppressions.py``   ``engage suppressions list`` and ``remove``
 ``erase.py``          ``engage erase``, ``erase user`` and ``erase requests``
 ``keys.py``           ``engage keys list``, ``add``, ``disable``, ``enable`` and ``archive``
 ``webhooks.py``       ``engage webhook-url``, ``webhook-test`` and ``webhook-retry``
-``common.py``         the code that all commands share: ``--config``, plugins, store, errors, times
-``progress.py``       a progress bar
+``instance.py``       what a command works on: the config, the plugins, the store; shared options
+``output.py``         what commands print: tables, JSON, a progress bar, why they failed
 ====================  ==============================================================================
 """
 
@@ -37,15 +35,16 @@ import click
 import engage
 from engage.api import EngageError
 from engage.cli.check import check, plugins
-from engage.cli.common import CommandFailed, discard_output, registry_of
 from engage.cli.console import console, console_link, console_logout, console_password
 from engage.cli.copy import backup, copy, restore
 from engage.cli.dead_letters import dead_letters
 from engage.cli.erase import erase
 from engage.cli.export import export
 from engage.cli.init import init
+from engage.cli.instance import example, registry_of
 from engage.cli.keys import keys
 from engage.cli.load import load_command
+from engage.cli.output import CommandFailed, discard_output
 from engage.cli.serve import serve
 from engage.cli.subscriptions import subscription_link, subscriptions
 from engage.cli.suppressions import suppressions
@@ -132,7 +131,7 @@ def _open_closed_files() -> None:
 @click.group(
     cls=Root,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="\b\nExample:\n  engage init && engage serve",
+    epilog=example("init && engage serve"),
 )
 @click.version_option(engage.__version__, prog_name="engage")
 @click.pass_context

@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
@@ -18,25 +16,14 @@ from engage.api import (
     DAY_MS,
     MAX_TIME,
     BudgetName,
-    BudgetUse,
     ConfigError,
     EngageError,
     StorageMissing,
     StorageOutdated,
-    StorageUnavailable,
 )
-from engage.cli.common import (
-    DEFAULT_CONFIG,
-    CommandFailed,
-    config_option,
-    now,
-    opened,
-    plural,
-    print_table,
-    registry_of,
-    safe,
-)
-from engage.config import Config, load
+from engage.cli.instance import DEFAULT_CONFIG, Instance, example, now, on_instance, registry_of
+from engage.cli.output import CommandFailed, plural, print_table, safe
+from engage.config import Config
 from engage.erasure.erase import obstacle
 from engage.keys.effective import EffectiveKeys, list_keys
 from engage.monitoring.history import EVENTS, HOUR
@@ -59,17 +46,16 @@ LETTERS: Final[Mapping[BudgetName, str]] = {
 }
 
 
-@click.command(epilog="\b\nExample:\n  engage check --config /etc/engage.toml")
-@config_option
-@click.pass_context
-def check(ctx: click.Context, config_path: Path) -> None:
+@click.command(epilog=example("check --config /etc/engage.toml"))
+@on_instance()
+def check(instance: Instance) -> None:
     """Check the config, the plugins, the storage and the log.
 
     It changes nothing, and works before the first start as well as while the server runs. The exit
     status is 1 if the server would not start.
     """
-    config = load(config_path)
-    _print("config", f"{config_path}, {plural(len(config.workspaces), 'workspace')}")
+    config = instance.config
+    _print("config", f"{instance.path}, {plural(len(config.workspaces), 'workspace')}")
     for workspace in config.workspaces:
         keys = sum(not key.disabled for key in workspace.write_keys)
         parts = [plural(keys, "write key")]
@@ -88,7 +74,7 @@ def check(ctx: click.Context, config_path: Path) -> None:
         _print("warning", warning)
 
     Looks(config)
-    registry = registry_of(ctx, config)
+    registry = instance.registry
     registry.check(config)
     for warning in registry.warnings(config):
         _print("warning", warning)
@@ -102,11 +88,11 @@ def check(ctx: click.Context, config_path: Path) -> None:
     files = [plugin.name for plugin in registry.plugins if plugin.project is None]
     installed = plural(len(registry.plugins) - len(files), "plugin")
     _print("plugins", ", ".join([f"{installed} installed", *files]))
-    lag = asyncio.run(lag_of(registry, config))
+    lag = instance.lag()
     if lag is not None:
         _show_lag(config, lag)
     try:
-        _show_storage(config, *asyncio.run(_storage(registry, config)))
+        instance.run(_show_storage, config)
     except (StorageMissing, StorageOutdated) as error:
         # Not a failure: a config can be checked before the first start, also of a new version.
         _print("storage", f"{config.storage.backend}: {error}")
@@ -137,15 +123,17 @@ def _exposures(config: Config) -> Iterator[str]:
         yield "server.public_url: links to the preferences page can be read on the way; use https"
 
 
-def _show_storage(
-    config: Config,
-    uses: Sequence[BudgetUse],
-    write_keys: EffectiveKeys,
-    notices: Sequence[str],
-    versions: Mapping[str, str],
-) -> None:
-    """Print what an open store has."""
-    software = "".join(f"; {name} {version}" for name, version in versions.items())
+async def _show_storage(store: Storage, config: Config) -> None:
+    """Print what an open store has, when all of it is read."""
+    await store.check()
+    uses = await store.budget_use()
+    write_keys = await list_keys(store, config.workspaces)
+    notices = await _notices(store)
+    if config.log is not None:
+        from engage.log.gaps import past_gaps
+
+        notices += await past_gaps(store, now=now())
+    software = "".join(f"; {name} {version}" for name, version in store.versions().items())
     _print("storage", f"{config.storage.backend}: open, accepts events{software}")
     for notice in notices:
         _print("warning", notice)
@@ -176,28 +164,6 @@ def _show_lag(config: Config, lag: Lag) -> None:
         _print("warning", alarm)
 
 
-async def lag_of(registry: Registry, config: Config) -> Lag | None:
-    """Return how far the storage is behind the log; ``None`` if there is no log.
-
-    :raises StorageIncompatible: if a server would not start on this log.
-    """
-    log = registry.make_log(config)
-    if log is None or config.log is None:
-        return None
-    from engage.log.lag import Lag
-
-    lag = Lag(log, config.log, timeout=config.storage.write_timeout, clock=now)
-    try:
-        await log.open(create=False)
-        await log.check()
-        await lag.read()
-    except (StorageMissing, StorageUnavailable) as error:
-        lag.error = str(error)
-    finally:
-        await log.close()
-    return lag
-
-
 def _show_keys(config: Config, found: EffectiveKeys) -> None:
     """Print the write keys that the store adds to those of the config, and their problems."""
     for workspace in config.workspaces:
@@ -218,21 +184,6 @@ def _show_keys(config: Config, found: EffectiveKeys) -> None:
         _print("warning", problem)
 
 
-async def _storage(
-    registry: Registry, config: Config
-) -> tuple[Sequence[BudgetUse], EffectiveKeys, Sequence[str], Mapping[str, str]]:
-    async with opened(registry, config) as store:
-        await store.check()
-        uses = await store.budget_use()
-        keys = await list_keys(store, config.workspaces)
-        notices = await _notices(store)
-        if config.log is not None:
-            from engage.log.gaps import past_gaps
-
-            notices += await past_gaps(store, now=now())
-        return uses, keys, notices, store.versions()
-
-
 async def _notices(store: Storage) -> list[str]:
     """Return a line for each workspace with events that did not change all they should."""
     since = now() - DAY_MS
@@ -251,22 +202,21 @@ def _print(what: str, text: str) -> None:
         click.echo(f"{what}\t{safe(text)}")
 
 
-@click.command(epilog="\b\nExample:\n  engage plugins")
-@config_option
-@click.pass_context
-def plugins(ctx: click.Context, config_path: Path) -> None:
+@click.command(epilog=example("plugins"))
+@on_instance()
+def plugins(instance: Instance) -> None:
     """List the installed plugins and what they provide.
 
     Shows the distribution of each plugin, and which ones the config uses.
     """
     config = None
     try:
-        config = load(config_path)
+        config = instance.config
     except ConfigError as error:
         # The list helps most while the config is wrong. The author of a plugin may have none.
-        if config_path.exists() or config_path != Path(DEFAULT_CONFIG):
+        if instance.path.exists() or str(instance.path) != DEFAULT_CONFIG:
             CommandFailed(error).show()
-    registry = registry_of(ctx, config)
+    registry = registry_of(instance.ctx, config)
     print_table(("KIND", "NAME", "PLUGIN", "DISTRIBUTION", "USED"), _rows(registry, config))
 
 

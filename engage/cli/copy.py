@@ -3,48 +3,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import click
 
-from engage.api import (
-    Backup,
-    BackupStore,
-    EngageError,
-    OnBytes,
-    StorageError,
-)
-from engage.cli.common import (
-    CONFIG_FILE,
-    config_option,
-    now,
-    opened,
-    operator,
-    plural,
-    print_counts,
-    registry_of,
-    safe,
-    shown_time,
-)
+from engage.api import Backup, BackupStore, EngageError, OnBytes, StorageError
 from engage.cli.erase import repeated
-from engage.cli.progress import Progress
-from engage.config import Config, load
+from engage.cli.instance import CONFIG_FILE, Instance, audit, example, on_instance, operator
+from engage.cli.keys import change_key
+from engage.cli.output import Progress, plural, print_counts, safe, shown_time, warn
+from engage.config import Config
 from engage.erasure.erase import repeat
-from engage.keys.changes import change_key
-from engage.registry import Registry
 from engage.store.facade import Storage
 from engage.upkeep import erasures
-from engage.upkeep.audit import record_audit
 from engage.upkeep.backups import LEFT_OUT, record_backup
 from engage.upkeep.copy import Counts, copy_all
 
 __all__ = ["backup", "copy", "restore"]
 
 
-@click.command(epilog="\b\nExample:\n  engage copy --from sqlite.toml --to mongo.toml")
+@click.command(epilog=example("copy --from sqlite.toml --to mongo.toml"))
 @click.option(
     "--from", "source", type=CONFIG_FILE, required=True, help="Config file of the store to read."
 )
@@ -65,17 +45,17 @@ def copy(ctx: click.Context, source: Path, target: Path) -> None:
     end. The exit status is 1 if any record was not copied.
     """
     if source.resolve() == target.resolve():
-        raise click.UsageError("--from and --to must be different files.", ctx)
-    sides = [(registry_of(ctx, config), config) for config in (load(source), load(target))]
-    for registry, config in sides:
-        registry.check(config)
-    if not asyncio.run(_copy(*sides)):
-        click.echo("engage: some records were not copied", err=True)
+        raise click.UsageError("--from and --to must be different files.")
+    sides = Instance(ctx, source), Instance(ctx, target)
+    for one in sides:
+        one.registry.check(one.config)
+    if not sides[0].run(_copy, sides[1]):
+        warn("some records were not copied")
         ctx.exit(1)
 
 
-async def _copy(source: tuple[Registry, Config], target: tuple[Registry, Config]) -> bool:
-    async with opened(*source) as reading, opened(*target, create=True) as writing:
+async def _copy(reading: Storage, target: Instance) -> bool:
+    async with target.opened(create=True) as writing:
         # A store on another machine can be opened while that machine cannot be reached.
         await writing.check()
         complete = True
@@ -98,40 +78,32 @@ def _print(counts: Counts) -> None:
     }
     print_counts(counts.kind, numbers)
     for reason in counts.reasons:
-        click.echo(f"engage: {counts.kind}: {safe(reason)}", err=True)
+        warn(f"{counts.kind}: {reason}")
 
 
 # --------------------------------------------------------------------------- backup and restore
-@click.command(epilog="\b\nExample:\n  engage backup /backup/engage-$(date +%F).db")
-@config_option
+@click.command(epilog=example("backup /backup/engage-$(date +%F).db"))
+@on_instance(reads_with=())
 @click.argument("target", type=click.Path(path_type=Path))
-@click.pass_context
-def backup(ctx: click.Context, config_path: Path, target: Path) -> None:
+def backup(instance: Instance, target: Path) -> None:
     """Write the store into a new file while the server runs.
 
     The file has everything that was acknowledged before the command began, in one state, except
     what lets people sign in to the console. It gets its name when it is complete, verified and on
     the disk. `engage restore` makes a store of it.
     """
-    config = load(config_path, reads_with=())
-    registry, store = _backup_store(ctx, config)
+    store = _backup_store(instance)
     with Progress("MiB") as progress:
         made = store.back_up(target, without=LEFT_OUT, on_bytes=_showing(progress))
     click.echo(f"{safe(str(target))}: {_described(made)}")
     try:
-        asyncio.run(_record(registry, config, made, str(target.absolute())))
+        instance.run(record_backup, made, str(target.absolute()), operator())
     except StorageError as error:
-        problem = f"the backup is complete, but the console does not show it: {error}"
-        click.echo(f"engage: {safe(problem)}", err=True)
+        warn(f"the backup is complete, but the console does not show it: {error}")
 
 
-async def _record(registry: Registry, config: Config, made: Backup, target: str) -> None:
-    async with opened(registry, config) as store:
-        await record_backup(store, made, target, operator())
-
-
-@click.command(epilog="\b\nExample:\n  engage restore /backup/engage-2025-01-31.db")
-@config_option
+@click.command(epilog=example("restore /backup/engage-2025-01-31.db"))
+@on_instance()
 @click.option(
     "--erasures",
     "erasures_file",
@@ -139,16 +111,14 @@ async def _record(registry: Registry, config: Config, made: Backup, target: str)
     help="File of erasures to repeat, instead of the one beside the config.",
 )
 @click.argument("file", type=click.Path(path_type=Path))
-@click.pass_context
-def restore(ctx: click.Context, config_path: Path, erasures_file: Path | None, file: Path) -> None:
+def restore(instance: Instance, erasures_file: Path | None, file: Path) -> None:
     """Make the store of the config from a backup.
 
     The store must not exist. Erasures since the backup are repeated, and write keys that were
     disabled or archived since are disabled again. The store exists when all of that is done; a
     command that fails or is killed leaves none. What was received after the backup is missing.
     """
-    config = load(config_path)
-    _, store = _backup_store(ctx, config)
+    config, store = instance.config, _backup_store(instance)
     path = erasures_file or erasures.erasures_path(config)
     erased, notes = erasures.read(path, config.erasures.key)
     counts: Mapping[str, int] = {}
@@ -159,7 +129,7 @@ def restore(ctx: click.Context, config_path: Path, erasures_file: Path | None, f
             counts = await repeat(restored, config, erased, report=progress.say)
         await _disable_keys(restored, config, notes)
         details = {"madeAt": shown_time(made.made_at), "events": made.events}
-        await record_audit(restored, operator(), "store-restored", details, now=now())
+        await audit(restored, "store-restored", details)
 
     with Progress("MiB") as progress:
         made = store.restore(file, prepare=prepare, on_bytes=_showing(progress))
@@ -175,19 +145,19 @@ def restore(ctx: click.Context, config_path: Path, erasures_file: Path | None, f
         )
 
 
-def _backup_store(ctx: click.Context, config: Config) -> tuple[Registry, BackupStore]:
+def _backup_store(instance: Instance) -> BackupStore:
     """Return the storage of a config, or end with the lines to type instead."""
-    registry = registry_of(ctx, config)
-    store = registry.make_storage(config)
+    config = instance.config
+    store = instance.registry.make_storage(config)
     if isinstance(store, BackupStore):
-        return registry, store
+        return store
     copied, sqlite = config.path, "sqlite.toml"
     lines = store.backup_commands() or (
         f"engage copy --from {copied} --to {sqlite} && engage backup --config {sqlite} TARGET",
         f"engage restore --config {sqlite} FILE && engage copy --from {sqlite} --to {copied}",
     )
     name = safe(config.storage.backend)
-    click.echo(f"engage: not for the storage {name!r}; type this instead", err=True)
+    warn(f"not for the storage {name!r}; type this instead")
     for purpose, line in zip(("to back up", "to restore"), lines, strict=True):
         click.echo(f"  {purpose}: {safe(line)}", err=True)
     raise click.exceptions.Exit(1)
@@ -206,18 +176,10 @@ async def _disable_keys(store: Storage, config: Config, notes: Iterable[erasures
     for note in {(note.workspace, note.write_key): note for note in notes}.values():
         if note.state == "enabled":
             continue
-        names = (note.workspace, note.write_key, note.state)
         try:
-            await change_key(
-                store,
-                config.workspaces,
-                *names,
-                actor=operator(),
-                now=now(),
-                notes=erasures.erasures_path(config),
-            )
+            await change_key(store, config, note.workspace, note.write_key, note.state)
         except StorageError:
             raise
         except EngageError as error:
             # Such as a key that is newer than the backup.
-            click.echo(f"engage: {safe(str(error))}", err=True)
+            warn(str(error))

@@ -3,34 +3,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import click
 import orjson
 
 from engage.api import EngageError
-from engage.cli.common import (
+from engage.cli.instance import (
+    Instance,
     address_option,
-    config_option,
-    load_chosen,
-    opened,
+    example,
+    json_option,
+    on_instance,
     operator,
-    plural,
-    print_table,
-    registry_of,
-    safe,
-    shown_time,
     visitor_option,
-    with_store,
-    workspace_option,
 )
-from engage.cli.progress import Progress
-from engage.config import Workspace, load
+from engage.cli.output import Progress, plural, print_table, safe, shown_time
+from engage.config import Workspace
 from engage.erasure.addresses import named_addresses
 from engage.erasure.erase import Receipt, erase_user, in_words, repeat
 from engage.erasure.person import (
@@ -46,22 +39,16 @@ from engage.upkeep.erasures import Erasure, key_of, read
 
 __all__ = ["erase", "repeated"]
 
-Result = TypeVar("Result")
-
 #: The exit status if visitors are left that may be the user's, and if nothing was known of the id.
 LEFT: Final = 3
 UNKNOWN: Final = 4
 _NOTHING: Final = "nothing was known of this user id"
 
-_workspace_option = workspace_option("The workspace of the user, if there are several.")
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+_WORKSPACE: Final = "The workspace of the user, if there are several."
 
 
-@click.group(
-    invoke_without_command=True,
-    epilog="\b\nExample:\n  engage erase user --workspace acme --user u-1",
-)
-@config_option
+@click.group(invoke_without_command=True, epilog=example("erase user --workspace acme --user u-1"))
+@on_instance()
 @click.option(
     "--from",
     "file",
@@ -69,34 +56,29 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print one J
     metavar="FILE",
     help="Carry out the erasures of a file again, such as engage.toml.erasures.",
 )
-@click.pass_context
-def erase(ctx: click.Context, config_path: Path, file: Path | None) -> None:
+def erase(instance: Instance, file: Path | None) -> None:
     """Erase a person.
 
     With --from, everything that a file of erasures names is erased again, in any store: after a
     backup was brought back, or at another host. Those that this store has carried out are left
     out; the others are compared with all ids in the store.
     """
-    if ctx.invoked_subcommand is not None:
+    if subcommand := instance.ctx.invoked_subcommand:
         if file is not None:
-            raise click.UsageError(f"--from does not apply to {ctx.invoked_subcommand}.", ctx)
+            raise click.UsageError(f"--from does not apply to {subcommand}.")
         return
     if file is None:
-        click.echo(ctx.get_help())
+        click.echo(instance.ctx.get_help())
         return
-    config = load(config_path)
+    config = instance.config
     erasures, _ = read(file, key_of(config))
-
-    async def run(report: Callable[[str, int], None]) -> Mapping[str, int]:
-        async with opened(registry_of(ctx, config), config) as store:
-            return await repeat(store, config, erasures, report=report)
-
-    click.echo(repeated(file, erasures, _with_progress(run)))
+    with Progress("") as progress:
+        counts = instance.run(repeat, config, erasures, report=progress.say)
+    click.echo(repeated(file, erasures, counts))
 
 
-@erase.command("user", epilog="\b\nExample:\n  engage erase user --workspace acme --user u-1")
-@config_option
-@_workspace_option
+@erase.command("user", epilog=example("erase user --workspace acme --user u-1"))
+@on_instance(_WORKSPACE)
 @click.option("--user", required=True, metavar="ID", help="The id of the user.")
 @address_option
 @visitor_option
@@ -106,14 +88,11 @@ def erase(ctx: click.Context, config_path: Path, file: Path | None) -> None:
     is_flag=True,
     help="Also all linked visitors that no other user was ever linked to.",
 )
-@_json_option
+@json_option()
 @click.option("--dry-run", is_flag=True, help="Only print which ids and addresses it would take.")
 @click.option("--yes", is_flag=True, help="Do not ask; needed without a terminal.")
-@click.pass_context
 def user_(
-    ctx: click.Context,
-    config_path: Path,
-    workspace_id: str | None,
+    instance: Instance,
     user: str,
     addresses: Sequence[str],
     visitors: Sequence[str],
@@ -137,35 +116,34 @@ def user_(
     """
     if not yes and not dry_run and not sys.stdin.isatty():
         raise click.UsageError("it needs --yes when there is no terminal")
-    config, workspace = load_chosen(config_path, workspace_id)
+    config, workspace = instance.config, instance.workspace
     named = named_addresses(addresses)
     whom: Any = {"addresses": named, "visitors": visitors, "linked": linked}
     if not yes or dry_run:
-        (known,) = (one for one in config.workspaces if one.id == workspace)
-        preview, found = with_store(ctx, config, lambda store: _preview(store, known, user, whom))
+        preview, known = instance.run(_preview, workspace, user, whom)
         for line in preview:
             click.echo(safe(line), err=not dry_run)
         if dry_run:
-            ctx.exit(0 if found else UNKNOWN)
-        click.confirm(f"Erase {safe(user)} in {workspace} for ever?", abort=True, err=True)
+            instance.ctx.exit(0 if known else UNKNOWN)
+        click.confirm(f"Erase {safe(user)} in {workspace.id} for ever?", abort=True, err=True)
 
-    async def run(report: Callable[[str, int], None]) -> Receipt:
-        options: Any = {"actor": operator(), "report": report, **whom}
-        async with opened(registry_of(ctx, config), config) as store:
-            try:
-                return await erase_user(store, config, workspace, user, **options)
-            except EngageError as error:
-                raise EngageError(in_words(error)) from error
+    async def run(store: Storage) -> Receipt:
+        options: Any = {"actor": operator(), "report": progress.say, **whom}
+        try:
+            return await erase_user(store, config, workspace.id, user, **options)
+        except EngageError as error:
+            raise EngageError(in_words(error)) from error
 
-    receipt = _with_progress(run)
+    with Progress("") as progress:
+        receipt = instance.run(run)
     if as_json:
         click.echo(orjson.dumps(receipt.document()).decode())
     else:
         _print(receipt)
     if not receipt.known:
-        ctx.exit(UNKNOWN)
+        instance.ctx.exit(UNKNOWN)
     if receipt.other_visitors:
-        ctx.exit(LEFT)
+        instance.ctx.exit(LEFT)
 
 
 async def _preview(
@@ -225,34 +203,25 @@ def _print(receipt: Receipt) -> None:
         click.echo("what was erased may still be in the files of the store: see docs/erasure.md")
 
 
-@erase.command("requests", epilog="\b\nExample:\n  engage erase requests --workspace acme")
-@config_option
-@_workspace_option
-@click.pass_context
-def requests(ctx: click.Context, config_path: Path, workspace_id: str | None) -> None:
+@erase.command("requests", epilog=example("erase requests --workspace acme"))
+@on_instance(_WORKSPACE, reads_with=())
+def requests(instance: Instance) -> None:
     """List the requests to erase that providers passed on.
 
     Such as Shopify's `customers/redact` and Segment's `delete`. None of them proves who asks: look
     at it, and use `engage erase user`, which also removes the request.
     """
-    config, workspace = load_chosen(config_path, workspace_id, reads_with=())
-    names = registry_of(ctx, config).erasure_requests(config, workspace)
+    workspace = instance.workspace.id
+    names = instance.registry.erasure_requests(instance.config, workspace)
 
     async def look(store: Storage) -> Sequence[Request]:
         return [one async for one in erasure_requests(store, workspace, names)]
 
     rows = [
         (shown_time(one.received_at), one.origin, one.user_id or one.anonymous_id or "-")
-        for one in with_store(ctx, config, look)
+        for one in instance.run(look)
     ]
     print_table(("RECEIVED", "FROM", "USER"), rows)
-
-
-def _with_progress(
-    run: Callable[[Callable[[str, int], None]], Coroutine[Any, Any, Result]],
-) -> Result:
-    with Progress("") as progress:
-        return asyncio.run(run(progress.say))
 
 
 def repeated(file: Path, erasures: Sequence[Erasure], counts: Mapping[str, int]) -> str:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import csv
 import datetime
@@ -14,7 +13,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Literal, get_args
 
@@ -22,30 +21,19 @@ import click
 import orjson
 
 from engage.api import EVENT_TYPES, EngageError, ForeignCursor
-from engage.cli.common import (
+from engage.cli.instance import (
     CONFIG_FILE,
+    Instance,
     address_option,
-    config_option,
-    load_chosen,
+    example,
     now,
-    opened,
+    on_instance,
     parse_time,
-    plural,
-    registry_of,
-    safe,
     visitor_option,
-    with_store,
 )
-from engage.cli.progress import Progress
-from engage.config import Config, load
+from engage.cli.output import Progress, plural, safe, warn
 from engage.erasure.addresses import named_addresses
-from engage.erasure.person import (
-    export_person,
-    other_addresses,
-    other_visitors,
-    person_of,
-)
-from engage.registry import Registry
+from engage.erasure.person import export_person, other_addresses, other_visitors, person_of
 from engage.store.facade import Storage
 from engage.upkeep.cursor_file import CursorFile
 from engage.upkeep.export import KINDS, PAGE, RecordKind, Selection
@@ -83,12 +71,9 @@ class Time(click.ParamType[int]):
         return since // datetime.timedelta(milliseconds=1)
 
 
-@click.command(
-    epilog="\b\nExample:\n  engage export events --since 2026-01-31 --type track > events.ndjson"
-)
+@click.command(epilog=example("export events --since 2026-01-31 --type track > events.ndjson"))
 @click.argument("kind", type=click.Choice((*get_args(RecordKind), "user")))
-@config_option
-@click.option("--workspace", metavar="ID", help="Only this workspace's records.")
+@on_instance("Only this workspace's records.", reads_with=())
 @click.option(
     "--since", type=Time(), help="Only records that arrived, or were changed, at or after TIME."
 )
@@ -111,12 +96,9 @@ class Time(click.ParamType[int]):
     type=CONFIG_FILE,
     help="Go on from the place in this file, and keep it there: no event is left out.",
 )
-@click.pass_context
 def export(
-    ctx: click.Context,
+    instance: Instance,
     kind: RecordKind | Literal["user"],
-    config_path: Path,
-    workspace: str | None,
     since: int | None,
     type_: str | None,
     user: str | None,
@@ -144,25 +126,26 @@ def export(
     """
     if kind == "user":
         others = (since, type_, limit, after, cursor_file)
-        _export_person(ctx, config_path, workspace, user, (addresses, visitors), others)
+        if user is None or any(one is not None for one in others):
+            options = "no other option than --workspace, --address and --visitor"
+            raise click.UsageError(f"user needs --user, and takes {options}")
+        _export_person(instance, user, named_addresses(addresses), visitors)
         return
     if addresses or visitors:
         option = "--address" if addresses else "--visitor"
-        raise click.UsageError(f"{option} does not apply to {kind}.", ctx)
+        raise click.UsageError(f"{option} does not apply to {kind}.")
+    workspace = instance.workspace_id
     given = {"workspace": workspace, "since": since, "type": type_, "user": user}
     for name, value in given.items():
         if value is not None and name not in KINDS[kind].filters.split():
-            raise click.UsageError(f"--{name} does not apply to {kind}.", ctx)
+            raise click.UsageError(f"--{name} does not apply to {kind}.")
     if cursor_file is not None and (kind != "events" or after is not None or limit is not None):
-        raise click.UsageError("--cursor-file is for events, without --after and --limit.", ctx)
+        raise click.UsageError("--cursor-file is for events, without --after and --limit.")
     if format_ == "csv" and kind != "subscriptions":
-        raise click.UsageError(f"--format csv does not apply to {kind}.", ctx)
-    config = load(config_path, reads_with=())
-    if workspace is not None and all(known.id != workspace for known in config.workspaces):
+        raise click.UsageError(f"--format csv does not apply to {kind}.")
+    if workspace not in (None, *(one.id for one in instance.config.workspaces)):
         # Not an error: the records of a workspace remain when it is removed from the config.
-        click.echo(
-            f"engage: {config_path} does not contain a workspace {safe(workspace)!r}", err=True
-        )
+        warn(f"{instance.path} does not contain a workspace {safe(workspace)!r}")
     place = None if cursor_file is None else CursorFile(cursor_file)
     selection = Selection(
         workspace=workspace,
@@ -177,24 +160,21 @@ def export(
     def left_out(problem: str) -> None:
         nonlocal problems
         problems += 1
-        click.echo(f"engage: left out: {safe(problem)}", err=True)
+        warn(f"left out: {problem}")
 
     names = KINDS[kind].members.split()
     if format_ == "csv" and after is None:
         click.echo(_csv_line(names))
-    line = functools.partial(_as_csv, names) if format_ == "csv" else None
-    with _explained(ctx, selection, place):
-        asyncio.run(
-            _export(registry_of(ctx, config), config, kind, selection, limit, left_out, line)
-        )
+    line: Callable[[bytes], bytes]
+    line = functools.partial(_as_csv, names) if format_ == "csv" else bytes
+    with _explained(selection, place):
+        instance.run(_export, kind, selection, limit, left_out, line)
     if problems:
-        ctx.exit(1)
+        instance.ctx.exit(1)
 
 
 @contextlib.contextmanager
-def _explained(
-    ctx: click.Context, selection: Selection, place: CursorFile | None
-) -> Iterator[None]:
+def _explained(selection: Selection, place: CursorFile | None) -> Iterator[None]:
     """Say which cursor is wrong."""
     try:
         yield
@@ -204,7 +184,7 @@ def _explained(
         if selection.after is None:
             raise
         where = "--after" if place is None else str(place.path)
-        raise click.UsageError(f"{where}: {error}", ctx) from error
+        raise click.UsageError(f"{where}: {error}") from error
 
 
 def _keep(place: CursorFile, cursor: str) -> None:
@@ -219,65 +199,48 @@ def _keep(place: CursorFile, cursor: str) -> None:
 
 
 def _export_person(
-    ctx: click.Context,
-    config_path: Path,
-    workspace_id: str | None,
-    user: str | None,
-    named: tuple[Sequence[str], Sequence[str]],
-    others: Sequence[object],
+    instance: Instance, user: str, addresses: Collection[str], visitors: Collection[str]
 ) -> None:
-    if user is None or any(one is not None for one in others):
-        options = "no other option than --workspace, --address and --visitor"
-        raise click.UsageError(f"user needs --user, and takes {options}", ctx)
-    whom = (user, named_addresses(named[0]), named[1])
-    config, chosen = load_chosen(config_path, workspace_id, reads_with=())
-    workspace = next(one for one in config.workspaces if one.id == chosen)
+    workspace, whom = instance.workspace, (user, addresses, visitors)
+    terminal = sys.stdout.isatty()
 
     async def write(store: Storage) -> bool:
         known, deliveries = False, Counter[str]()
         person = await person_of(store, workspace, *whom)
         if left := ", ".join(await other_addresses(store, workspace, person)):
-            say(f"addresses of this user that are left out: {left}; see --address")
+            warn(f"addresses of this user that are left out: {left}; see --address")
         for one in await other_visitors(store, workspace, person):
-            say(f"left out: the visitor {one.described()}; see --visitor")
+            warn(f"left out: the visitor {one.described()}; see --visitor")
         async for line in export_person(store, workspace, *whom, left_out=deliveries):
             sys.stdout.buffer.write((safe(line.decode()).encode() if terminal else line) + b"\n")
             known = True
         for address, count in deliveries.items():
-            say(
-                f"left out: {plural(count, 'record')} of webhooks found by {address}; see --address"
-            )
+            records = plural(count, "record")
+            warn(f"left out: {records} of webhooks found by {address}; see --address")
         return known
 
-    def say(text: str) -> None:
-        click.echo(f"engage: {safe(text)}", err=True)
-
-    terminal = sys.stdout.isatty()
-    if not with_store(ctx, config, write):
-        raise EngageError(f"nothing is known of the user {user!r} of the workspace {chosen!r}")
+    if not instance.run(write):
+        where = f"the user {user!r} of the workspace {workspace.id!r}"
+        raise EngageError(f"nothing is known of {where}")
 
 
 async def _export(
-    registry: Registry,
-    config: Config,
+    store: Storage,
     kind: RecordKind,
     selection: Selection,
     limit: int | None,
     left_out: Callable[[str], None],
-    as_line: Callable[[bytes], bytes] | None,
+    as_line: Callable[[bytes], bytes],
 ) -> None:
     terminal, output = sys.stdout.isatty(), sys.stdout.buffer
     started = now()
     count = first = 0
-    async with (
-        opened(registry, config) as store,
-        contextlib.aclosing(records(store, kind, selection, left_out)) as stream,
-    ):
+    stream = records(store, kind, selection, left_out)
+    async with contextlib.aclosing(stream):
         with Progress(kind.replace("-", " "), wanted=not terminal) as progress:
             async for record in stream:
-                line = record.json if as_line is None else as_line(record.json)
-                line = safe(line.decode()).encode() if terminal else line
-                output.write(line + b"\n")
+                line = as_line(record.json)
+                output.write((safe(line.decode()).encode() if terminal else line) + b"\n")
                 count += 1
                 first = first or record.at
                 if count == limit:

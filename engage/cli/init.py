@@ -15,7 +15,7 @@ from typing import Final
 import click
 
 from engage.api import ConfigError
-from engage.cli.common import DEFAULT_CONFIG, config_option
+from engage.cli.instance import DEFAULT_CONFIG, config_option, example
 from engage.config import ConsoleConfig, ServerConfig
 
 _TEMPLATE: Final = """\
@@ -54,8 +54,7 @@ _CONSOLE_PORT: Final = ConsoleConfig().port
 
 
 @click.command(
-    epilog="\b\nExample:\n  engage init /srv/engage\n"
-    "  engage init /etc/engage --store /var/lib/engage/engage.db"
+    epilog=example("init /srv/engage", "init /etc/engage --store /var/lib/engage/engage.db")
 )
 @click.argument(
     "folder", metavar="[DIR]", required=False, type=click.Path(file_okay=False, path_type=Path)

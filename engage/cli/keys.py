@@ -4,29 +4,22 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
 from engage.api import EngageError
-from engage.cli.common import (
-    config_option,
-    load_chosen,
-    load_with,
-    now,
-    operator,
-    print_table,
-    safe,
-    shown_time,
-    with_store,
-    workspace_option,
-)
-from engage.keys.changes import KeyState, change_key, create_key
+from engage.cli.instance import Instance, example, now, on_instance, operator
+from engage.cli.output import print_table, safe, shown_time, warn
+from engage.config import Config
+from engage.keys import changes
 from engage.keys.effective import Key, list_keys, rate_of, shown_rate, words
+from engage.store.facade import Storage
 from engage.upkeep.erasures import erasures_path
 
-_workspace_option = workspace_option("The workspace of the key, if there are several.")
+__all__ = ["change_key", "keys"]
+
+_WORKSPACE: Final = "The workspace of the key, if there are several."
 _COLUMNS: Final = (
     *("WORKSPACE", "ID", "KEY", "STATE", "SOURCE", "CREATED", "NAME"),
     *("KIND", "ORIGINS", "OPERATIONS", "RATE"),
@@ -34,7 +27,7 @@ _COLUMNS: Final = (
 _IN_EFFECT: Final = "The server follows within 2.5 seconds; it need not be restarted."
 
 
-@click.group(epilog="\b\nExample:\n  engage keys add --workspace acme --id ios --name 'iOS app'")
+@click.group(epilog=example("keys add --workspace acme --id ios --name 'iOS app'"))
 def keys() -> None:
     """Create, disable and list write keys.
 
@@ -43,28 +36,24 @@ def keys() -> None:
     """
 
 
-@keys.command("list", epilog="\b\nExample:\n  engage keys list --workspace acme")
-@config_option
-@workspace_option("Only the keys of this workspace.")
-@click.pass_context
-def list_(ctx: click.Context, config_path: Path, workspace_id: str | None) -> None:
+@keys.command("list", epilog=example("keys list --workspace acme"))
+@on_instance("Only the keys of this workspace.", reads_with=("write_keys",))
+def list_(instance: Instance) -> None:
     """List all write keys, also those that are disabled.
 
     Each line has: workspace, id, key (a server key is not known), state (active, disabled or
     archived), source (config or store), time of creation, name, kind (public or server), origins,
     operations, rate.
     """
-    config = load_with(config_path, workspace_id, reads_with=("write_keys",))
-    found = with_store(ctx, config, lambda store: list_keys(store, config.workspaces))
-    rows = [_row(key) for key in found.keys if workspace_id in (None, key.workspace_id)]
-    print_table(_COLUMNS, rows)
-    for problem in found.problems:
-        click.echo(f"engage: {safe(problem)}", err=True)
+    chosen = {one.id for one in instance.workspaces}
+    effective = instance.run(list_keys, instance.config.workspaces)
+    print_table(_COLUMNS, [_row(key) for key in effective.keys if key.workspace_id in chosen])
+    for problem in effective.problems:
+        warn(problem)
 
 
-@keys.command("add", epilog="\b\nExample:\n  engage keys add --workspace acme --id ios")
-@config_option
-@_workspace_option
+@keys.command("add", epilog=example("keys add --workspace acme --id ios"))
+@on_instance(_WORKSPACE)
 @click.option(
     "--id",
     "key_id",
@@ -96,11 +85,8 @@ def list_(ctx: click.Context, config_path: Path, workspace_id: str | None) -> No
     default="",
     help="Events a second, or events_per_second=100,burst=500,bytes_per_second=1000000.",
 )
-@click.pass_context
 def add(
-    ctx: click.Context,
-    config_path: Path,
-    workspace_id: str | None,
+    instance: Instance,
     key_id: str,
     name: str,
     kind: str | None,
@@ -113,61 +99,45 @@ def add(
     Every process of the server accepts it from its first use on. A server key is printed only now:
     the store keeps its SHA-256.
     """
-    options = {
+    options: dict[str, Any] = {
         "kind": kind,
         "origins": words(origins),
         "operations": words(operations),
         "rate": rate_of(rate),
     }
-    config, chosen = load_chosen(config_path, workspace_id)
-    for problem in config.cors.missing(words(origins)):
+    workspace = instance.workspace.id
+    for problem in instance.config.cors.missing(words(origins)):
         raise EngageError(problem)
-    key = with_store(
-        ctx,
-        config,
-        lambda store: create_key(
-            store,
-            config.workspaces,
-            chosen,
-            key_id,
-            name=name,
-            options={option: chosen for option, chosen in options.items() if chosen},
-            actor=operator(),
-            now=now(),
-        ),
+    key = instance.run(
+        changes.create_key,
+        *(instance.config.workspaces, workspace, key_id),
+        name=name,
+        options={option: value for option, value in options.items() if value},
+        actor=operator(),
+        now=now(),
     )
     click.echo(key.key)
 
 
-def _changing(name: str, state: KeyState, example: str, text: str) -> None:
-    epilog = f"\b\nExample:\n  engage keys {name} --workspace acme {example}"
+async def change_key(
+    store: Storage, config: Config, workspace_id: str, key_id: str, state: changes.KeyState
+) -> bool:
+    """Change a key as the operator; see :func:`engage.keys.changes.change_key`."""
+    given = (config.workspaces, workspace_id, key_id, state)
+    notes = erasures_path(config)
+    return await changes.change_key(store, *given, actor=operator(), now=now(), notes=notes)
 
-    @keys.command(name, help=text, epilog=epilog)
-    @config_option
-    @_workspace_option
+
+def _changing(name: str, state: changes.KeyState, key: str, text: str) -> None:
+    @keys.command(name, help=text, epilog=example(f"keys {name} --workspace acme {key}"))
+    @on_instance(_WORKSPACE)
     @click.argument("key_id", metavar="ID")
-    @click.pass_context
-    def change(
-        ctx: click.Context, config_path: Path, workspace_id: str | None, key_id: str
-    ) -> None:
-        config, chosen = load_chosen(config_path, workspace_id)
-        changed = with_store(
-            ctx,
-            config,
-            lambda store: change_key(
-                store,
-                config.workspaces,
-                chosen,
-                key_id,
-                state,
-                actor=operator(),
-                now=now(),
-                notes=erasures_path(config),
-            ),
-        )
-        where = f"the key {safe(key_id)!r} of the workspace {safe(chosen)!r}"
+    def change(instance: Instance, key_id: str) -> None:
+        workspace = instance.workspace.id
+        changed = instance.run(change_key, instance.config, workspace, key_id, state)
+        where = f"the key {safe(key_id)!r} of the workspace {safe(workspace)!r}"
         if not changed:
-            click.echo(f"engage: {where} is {state} already", err=True)
+            warn(f"{where} is {state} already")
         elif sys.stdout.isatty():
             click.echo(f"{where[0].upper()}{where[1:]} is {state}. {_IN_EFFECT}")
         else:

@@ -6,23 +6,17 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from pathlib import Path
 
 import click
 
-from engage.cli.common import config_option, parse_time, registry_of, safe
-from engage.cli.progress import Progress
-from engage.config import Config, load
-from engage.registry import Registry
+from engage.cli.instance import Instance, example, on_instance, parse_time
+from engage.cli.output import Progress, warn
 
 __all__ = ["load_command"]
 
 
-@click.command(
-    "load",
-    epilog="\b\nExample:\n  engage load --workers 2",
-)
-@config_option
+@click.command("load", epilog=example("load --workers 2"))
+@on_instance()
 @click.option("--workers", type=click.IntRange(1, 256), help="Overrides log.loaders.")
 @click.option(
     "--from",
@@ -30,10 +24,7 @@ __all__ = ["load_command"]
     metavar="TIME",
     help="Load records appended since this time (RFC 3339) again, and end.",
 )
-@click.pass_context
-def load_command(
-    ctx: click.Context, config_path: Path, workers: int | None, since: str | None
-) -> None:
+def load_command(instance: Instance, workers: int | None, since: str | None) -> None:
     """Write the records of the log to the storage.
 
     It runs until SIGTERM or Ctrl-C.
@@ -47,48 +38,47 @@ def load_command(
     from engage.server.load.endpoints import log_section
 
     if workers is not None and since is not None:
-        raise click.UsageError("--workers and --from cannot be combined.", ctx)
-    at = None if since is None else _parse_since(ctx, since)
-    config = load(config_path)
+        raise click.UsageError("--workers and --from cannot be combined.")
+    at = None if since is None else _parse_since(since)
+    config = instance.config
     settings = log_section(config)
     if workers is not None:
         config = dataclasses.replace(config, log=dataclasses.replace(settings, loaders=workers))
-    registry = registry_of(ctx, config)
-    registry.check(config)
+    instance.registry.check(config)
     if at is None:
-        ctx.exit(run(config, registry))
-    _load_again(ctx, config, registry, at)
+        instance.ctx.exit(run(config, instance.registry))
+    _load_again(instance, at)
 
 
-def _parse_since(ctx: click.Context, text: str) -> int:
+def _parse_since(text: str) -> int:
     """Return the time of ``--from`` in milliseconds since 1970 UTC."""
     try:
         at = parse_time(text).timestamp()
     except (ValueError, OverflowError) as error:
         raise click.BadParameter(
-            "must be a time in RFC 3339, or a date.", ctx, param_hint="--from"
+            "must be a time in RFC 3339, or a date.", param_hint="--from"
         ) from error
     if at > time.time():
-        raise click.BadParameter("is in the future.", ctx, param_hint="--from")
+        raise click.BadParameter("is in the future.", param_hint="--from")
     # A log takes a time before 1970 for an error.
     return max(0, int(at * 1000))
 
 
-def _load_again(ctx: click.Context, config: Config, registry: Registry, since: int) -> None:
+def _load_again(instance: Instance, since: int) -> None:
     from engage.server.load.reload import reload
 
     with Progress("records") as progress:
-        done = reload(config, registry, since, progress.show)
+        done = reload(instance.config, instance.registry, since, progress.show)
     if sys.stdout.isatty():
         listed = ", ".join(f"{number:,} {name}" for name, number in done.outcomes.items() if number)
         click.echo(listed or "nothing was appended since then")
     elif done.outcomes:
         click.echo("\t".join(f"{name}={number}" for name, number in sorted(done.outcomes.items())))
     else:
-        click.echo("engage: nothing was appended since then", err=True)
+        warn("nothing was appended since then")
     for number, why in sorted(done.paused.items()):
-        click.echo(f"engage: partition {number} was not read to the end: {safe(why)}", err=True)
+        warn(f"partition {number} was not read to the end: {why}")
     if done.interrupted:
-        click.echo("engage: stopped by a signal before the end; run the command again", err=True)
+        warn("stopped by a signal before the end; run the command again")
     if done.paused or done.interrupted:
-        ctx.exit(1)
+        instance.ctx.exit(1)

@@ -4,27 +4,23 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import click
 
-from engage.cli.common import config_option, registry_of
-from engage.config import load
+from engage.cli.instance import Instance, example, on_instance
 
 
-@click.command(epilog="\b\nExample:\n  engage serve --port 9000 --workers 2")
-@config_option
+@click.command(epilog=example("serve --port 9000 --workers 2"))
+@on_instance()
 @click.option("--host", metavar="ADDRESS", help="Overrides server.host.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), help="Overrides server.port; 0 means any free port."
 )
 @click.option("--console-host", metavar="ADDRESS", help="Overrides console.host.")
 @click.option("--workers", type=click.IntRange(1, 256), help="Overrides server.workers.")
-@click.pass_context
 def serve(
-    ctx: click.Context,
-    config_path: Path,
+    instance: Instance,
     host: str | None,
     port: int | None,
     console_host: str | None,
@@ -34,13 +30,12 @@ def serve(
     # Imported here, because no other command needs the server.
     from engage.server.serve import serve as run
 
-    config = load(config_path)
+    config = instance.config
     given: dict[str, Any] = {"host": host or None, "port": port, "workers": workers}
     overrides = {name: value for name, value in given.items() if value is not None}
     config = dataclasses.replace(config, server=dataclasses.replace(config.server, **overrides))
     if console_host and config.console is not None:
         console = dataclasses.replace(config.console, host=console_host)
         config = dataclasses.replace(config, console=console)
-    registry = registry_of(ctx, config)
-    registry.check(config)
-    ctx.exit(run(config, registry))
+    instance.registry.check(config)
+    instance.ctx.exit(run(config, instance.registry))

@@ -12,7 +12,6 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import IO, Any, Final
 from urllib.parse import urlencode
 
@@ -31,18 +30,10 @@ from engage.api import (
     Suppression,
     identifier_value,
 )
-from engage.cli.common import (
-    config_option,
-    load_chosen,
-    now,
-    one_line,
-    plural,
-    with_store,
-    workspace_option,
-)
 from engage.cli.export import export
-from engage.cli.progress import Progress
-from engage.config import Config
+from engage.cli.instance import Instance, example, now, on_instance
+from engage.cli.output import Progress, one_line, plural, warn
+from engage.config import Config, Workspace
 from engage.erasure.addresses import named_addresses
 from engage.errors import ApiError, quote
 from engage.handlers.operations import PREFERENCES_PAGE
@@ -57,13 +48,11 @@ __all__ = ["subscription_link", "subscriptions"]
 _SURROGATES: Final = re.compile("[\ud800-\udfff]")
 #: What an export puts an apostrophe in front of, and that apostrophe.
 _GUARDED: Final = re.compile(r"'[=@\t\r'+-]")
-
-
 #: What is counted before an import of all who have an address, and its name.
 _ASKED: Final = (("rows", "row"), ("imported", "choice"))
 
 
-@click.group(epilog="\b\nExample:\n  engage subscriptions import --dry-run choices.csv")
+@click.group(epilog=example("subscriptions import --dry-run choices.csv"))
 def subscriptions() -> None:
     """Import or export what people chose."""
 
@@ -71,7 +60,7 @@ def subscriptions() -> None:
 @subscriptions.command(
     "export",
     params=[one for one in export.params if one.name not in ("kind", "type_", "addresses")],
-    epilog="\b\nExample:\n  engage subscriptions export --format csv > choices.csv",
+    epilog=example("subscriptions export --format csv > choices.csv"),
 )
 @click.pass_context
 def export_(ctx: click.Context, /, **options: Any) -> None:
@@ -83,11 +72,9 @@ def export_(ctx: click.Context, /, **options: Any) -> None:
 
 
 @subscriptions.command(
-    "import",
-    epilog="\b\nExample:\n  engage subscriptions import --workspace acme choices.csv",
+    "import", epilog=example("subscriptions import --workspace acme choices.csv")
 )
-@config_option
-@workspace_option("The workspace of the choices, if there are several.")
+@on_instance("The workspace of the choices, if there are several.")
 @click.option(
     "--all",
     "everyone",
@@ -98,16 +85,8 @@ def export_(ctx: click.Context, /, **options: Any) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask; with --all, needed without a terminal.")
 @click.option("--dry-run", is_flag=True, help="Only check the rows.")
 @click.argument("file", metavar="FILE|-", type=click.File("rb"))
-@click.pass_context
 def import_(
-    ctx: click.Context,
-    config_path: Path,
-    workspace_id: str | None,
-    file: IO[bytes],
-    *,
-    everyone: bool,
-    yes: bool,
-    dry_run: bool,
+    instance: Instance, file: IO[bytes], *, everyone: bool, yes: bool, dry_run: bool
 ) -> None:
     """Import subscription choices from CSV or NDJSON.
 
@@ -120,24 +99,19 @@ def import_(
     A wrong row is named with its line on standard error, and all others are imported. The exit
     status is 1 then.
     """
-    config, workspace = load_chosen(config_path, workspace_id)
+    config, workspace = instance.config, instance.workspace
 
-    def run(*, only_check: bool) -> Counter[str]:
-        return with_store(
-            ctx,
-            config,
-            lambda store: _Import(
-                store, config, workspace, everyone=everyone, dry_run=only_check
-            ).run(file),
-        )
+    async def run(store: Storage, *, only_check: bool) -> Counter[str]:
+        imported = _Import(store, config, workspace, everyone=everyone, dry_run=only_check)
+        return await imported.run(file)
 
     if everyone and not yes and not dry_run:
         if not sys.stdin.isatty() or not file.seekable():
             raise click.UsageError("--all needs --yes when there is no terminal")
-        checked = run(only_check=True)
+        checked = instance.run(run, only_check=True)
         rows, choices = (plural(checked[what], one) for what, one in _ASKED)
         click.confirm(f"Import {rows} as {choices}?", abort=True, err=True)
-    counts = run(only_check=dry_run)
+    counts = instance.run(run, only_check=dry_run)
     verb = "would be imported" if dry_run else "imported"
     same = f", {n} as before" if (n := counts["same"]) else ""
     later = f", {plural(n, 'later choice')} kept" if (n := counts["later"]) else ""
@@ -158,7 +132,7 @@ class _Import:
         self,
         store: Storage,
         config: Config,
-        workspace_id: str,
+        workspace: Workspace,
         *,
         everyone: bool,
         dry_run: bool,
@@ -175,7 +149,7 @@ class _Import:
             timeout=config.storage.write_timeout,
             resubscriptions=config.limits.resubscriptions_per_day,
         )
-        (self._workspace,) = (one for one in config.workspaces if one.id == workspace_id)
+        self._workspace = workspace
         self._everyone = everyone
         self._dry_run = dry_run
         self._waiting: list[SubscriptionChange] = []
@@ -199,7 +173,7 @@ class _Import:
                         await self._add(row)
                     except ApiError as error:
                         self._counts["wrong"] += 1
-                        click.echo(f"engage: line {line}: {one_line(error.message)}", err=True)
+                        warn(f"line {line}: {one_line(error.message)}")
                     read_to = read_to if self._waiting else line
                     progress.show(self._counts["rows"], file.tell() / size if size else None)
                 await self._flush()
@@ -332,10 +306,9 @@ def _row_of_csv(names: Sequence[str], values: Sequence[str]) -> Mapping[str, Any
 
 @click.command(
     "subscription-link",
-    epilog="\b\nExample:\n  engage subscription-link --user u-1 --group newsletter --headers",
+    epilog=example("subscription-link --user u-1 --group newsletter --headers"),
 )
-@config_option
-@workspace_option("The workspace of the user or visitor.")
+@on_instance("The workspace of the user or visitor.")
 @click.option("--user", metavar="ID", help="Id of the user.")
 @click.option("--anonymous-id", metavar="ID", help="Anonymous id of the visitor, instead.")
 @click.option(
@@ -350,17 +323,15 @@ def _row_of_csv(names: Sequence[str], values: Sequence[str]) -> Mapping[str, Any
 )
 @click.option("--lang", metavar="CODE", help="Language of the page; by default, the browser's.")
 @click.option("--headers", is_flag=True, help="Print the headers of an e-mail.")
-@click.pass_context
 def subscription_link(
-    ctx: click.Context,
-    config_path: Path,
-    workspace_id: str | None,
+    instance: Instance,
     user: str | None,
     anonymous_id: str | None,
     address: str | None,
     group: str | None,
     expires: int | None,
     lang: str | None,
+    *,
     headers: bool,
 ) -> None:
     """Print a link to the preferences page.
@@ -372,9 +343,9 @@ def subscription_link(
     docs/subscriptions.md shows how a program makes such a link.
     """
     if (user is None) is (anonymous_id is None):
-        raise click.UsageError("give either --user or --anonymous-id", ctx)
-    config, name = load_chosen(config_path, workspace_id)
-    [workspace] = [one for one in config.workspaces if one.id == name]
+        raise click.UsageError("give either --user or --anonymous-id")
+    config, workspace = instance.config, instance.workspace
+    name = workspace.id
     if not workspace.subscription_secrets:
         raise ConfigError(f"{config.path}: the workspace {name} has no subscription_secret")
     groups = [one.id for one in workspace.subscription_groups]
@@ -387,7 +358,7 @@ def subscription_link(
         subject, key = Subject(Kind.USER, user), "id"
     if identifier_value("id", subject.id) is None:
         raise EngageError("an id has 1 to 512 characters")
-    if user is not None and _names_visitor(ctx, config, name, user):
+    if user is not None and _names_visitor(instance, user):
         raise EngageError(
             f"{subject.id!r} is the anonymous id of a visitor, and no user has this id: use"
             f" --anonymous-id {shlex.quote(subject.id)}"
@@ -399,17 +370,12 @@ def subscription_link(
         if key not in workspace.subscription_identifiers:
             raise ConfigError(f"{config.path}: {key} is not in subscription_identifiers of {name}")
         more = {"u": subject.id, "v": None if user is not None else 1}
-    base = config.server.public_url
-    if headers and not (base or "").startswith("https://"):
+    if headers and not (config.server.public_url or "").startswith("https://"):
         raise ConfigError(
             f"{config.path}: server.public_url must begin with https://; mail programs use no"
             " other links"
         )
-    if base is None:
-        base = f"http://{config.server.host}:{config.server.port}"
-        click.echo(
-            "engage: server.public_url is not set: only this machine can open the link", err=True
-        )
+    base = instance.public_url("only this machine can open the link")
     until = None if expires is None else (now() + expires * DAY_MS) // 1000
     signed = subscription_hash(
         workspace.subscription_secrets[0],
@@ -432,15 +398,15 @@ def subscription_link(
         click.echo(url)
 
 
-def _names_visitor(ctx: click.Context, config: Config, workspace_id: str, name: str) -> bool:
+def _names_visitor(instance: Instance, name: str) -> bool:
     """Return whether a visitor has an id, and no user; false if the store cannot be read."""
 
-    async def look(store: Storage) -> bool:
+    async def look(store: Storage, workspace_id: str) -> bool:
         if await store.profile(workspace_id, name):
             return False
         return await store.visitor(workspace_id, name) is not None
 
     try:
-        return with_store(ctx, config, look)
+        return instance.run(look, instance.workspace.id)
     except StorageError:
         return False

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import IO
+from typing import IO, Final
 
 import click
 
@@ -21,17 +19,8 @@ from engage.api import (
     identifier_value,
     suppressed_address,
 )
-from engage.cli.common import (
-    config_option,
-    load_chosen,
-    now,
-    print_table,
-    safe,
-    shown_time,
-    with_store,
-    workspace_option,
-)
-from engage.cli.letters import record
+from engage.cli.instance import Instance, audit, example, limit_option, now, on_instance
+from engage.cli.output import one_line, print_cells, print_table, safe, shown_time, warn
 from engage.config import Config, SubscriptionGroup
 from engage.erasure.addresses import named_addresses
 from engage.store.facade import Storage
@@ -42,13 +31,13 @@ __all__ = ["suppressions"]
 
 _COLUMNS = ("SINCE", "CHANNEL", "ADDRESS", "GROUP", "REASON", "HOW", "SOURCE")
 
-_workspace_option = workspace_option("The workspace, if there are several.")
+_WORKSPACE: Final = "The workspace, if there are several."
 _channel_option = click.option(
     "--channel", metavar="NAME", help="Only this channel, such as email or sms."
 )
 
 
-@click.group(epilog="\b\nExample:\n  engage suppressions list ada@example.com")
+@click.group(epilog=example("suppressions list ada@example.com"))
 def suppressions() -> None:
     """List or remove suppressed addresses.
 
@@ -57,82 +46,61 @@ def suppressions() -> None:
     """
 
 
-@suppressions.command("list", epilog="\b\nExample:\n  engage suppressions list --channel sms")
-@config_option
-@_workspace_option
+@suppressions.command("list", epilog=example("suppressions list --channel sms"))
+@on_instance(_WORKSPACE, reads_with=("erasures",))
 @_channel_option
-@click.option("--limit", type=click.IntRange(1, 20_000), default=50, show_default=True)
+@limit_option
 @click.argument("addresses", metavar="[ADDRESS]...", nargs=-1)
-@click.pass_context
-def list_(
-    ctx: click.Context,
-    config_path: Path,
-    workspace_id: str | None,
-    channel: str | None,
-    limit: int,
-    addresses: tuple[str, ...],
-) -> None:
+def list_(instance: Instance, channel: str | None, limit: int, addresses: tuple[str, ...]) -> None:
     """List suppressed addresses, or what is known of some.
 
     Each line has: since when, channel, address, subscription group (- is all of the channel),
     reason, how it became known, and the delivery that said so. `engage export suppressions` writes
     all of them, also those that were lifted.
     """
-    config, workspace = load_chosen(config_path, workspace_id, reads_with=("erasures",))
+    workspace = instance.workspace.id
 
     async def read(store: Storage) -> Sequence[Suppression]:
         if addresses:
-            return (await _find(store, config, workspace, channel, addresses))[:limit]
+            return (await _find(store, instance, channel, addresses))[:limit]
         found: list[Suppression] = []
         async for one in all_pages(functools.partial(store.scan_suppressions, workspace)):
             if not one.lifted and channel in (None, one.channel):
                 if len(found) == limit:
-                    click.echo(f"engage: there are more than {limit}; see --limit", err=True)
+                    warn(f"there are more than {limit}; see --limit")
                     break
                 found.append(one)
         return found
 
     rows = [
         (
-            shown_time(one.at),
-            one.channel,
-            one.address,
-            one.group_id or "-",
-            one.reason,
-            one.how or "-",
-            one.source_id or "-",
+            *(shown_time(one.at), one.channel, one.address, one.group_id or "-"),
+            *(one.reason, one.how or "-", one.source_id or "-"),
         )
-        for one in with_store(ctx, config, read)
+        for one in instance.run(read)
     ]
-    print_table(_COLUMNS, [[" ".join(cell.split()) for cell in row] for row in rows])
+    print_table(_COLUMNS, [map(one_line, row) for row in rows])
 
 
 @suppressions.command(
-    "remove", epilog="\b\nExample:\n  engage suppressions remove --reason bounce ada@example.com"
+    "remove", epilog=example("suppressions remove --reason bounce ada@example.com")
 )
-@config_option
-@_workspace_option
+@on_instance(_WORKSPACE)
 @_channel_option
 @click.option("--reason", metavar="NAME", help="Only this reason, such as bounce.")
 @click.argument("addresses", metavar="ADDRESS...", nargs=-1, required=True)
-@click.pass_context
 def remove(
-    ctx: click.Context,
-    config_path: Path,
-    workspace_id: str | None,
-    channel: str | None,
-    reason: str | None,
-    addresses: tuple[str, ...],
+    instance: Instance, channel: str | None, reason: str | None, addresses: tuple[str, ...]
 ) -> None:
     """Remove suppressions of addresses, whatever their reason.
 
     A later report of a provider suppresses the address again. The choices of users stay as they
     are: the removal subscribes no one. The exit status is 1 if nothing was removed.
     """
-    config, workspace = load_chosen(config_path, workspace_id)
+    workspace = instance.workspace.id
 
     async def lift(store: Storage) -> Sequence[Suppression]:
-        found = await _find(store, config, workspace, channel, addresses)
+        found = await _find(store, instance, channel, addresses)
         found = [one for one in found if reason in (None, one.reason)]
         await store.suppress(
             [
@@ -146,33 +114,24 @@ def remove(
         for one in found:
             names = ("channel", "address", "group_id", "reason")
             about = {"workspace": workspace} | {name: getattr(one, name) for name in names}
-            await record(store, "suppression-removed", about)
+            await audit(store, "suppression-removed", about)
         return found
 
-    removed = with_store(ctx, config, lift)
+    removed = instance.run(lift)
     for one in removed:
-        cells = ["removed", one.channel, one.address, one.group_id or "-", one.reason]
-        click.echo((" " if sys.stdout.isatty() else "\t").join(map(safe, cells)))
+        print_cells("removed", one.channel, one.address, one.group_id or "-", one.reason)
     if not removed:
         of_reason = "" if reason is None else f" with the reason {reason}"
         raise EngageError(f"none of these addresses is suppressed{of_reason}")
 
 
 @suppressions.command(
-    "check", epilog="\b\nExample:\n  engage suppressions check --group newsletter addresses.txt"
+    "check", epilog=example("suppressions check --group newsletter addresses.txt")
 )
-@config_option
-@_workspace_option
+@on_instance(_WORKSPACE, reads_with=("erasures",))
 @click.option("--group", "group_id", metavar="ID", required=True, help="The subscription group.")
 @click.argument("file", type=click.File(encoding="utf-8-sig"))
-@click.pass_context
-def check(
-    ctx: click.Context,
-    config_path: Path,
-    workspace_id: str | None,
-    group_id: str,
-    file: IO[str],
-) -> None:
+def check(instance: Instance, group_id: str, file: IO[str]) -> None:
     """Print which addresses of a file must not be written to.
 
     FILE has one address in each line; - reads standard input. Each line of the answer has an
@@ -181,8 +140,8 @@ def check(
     if none of them is. A line that is no address of the channel is named on standard error, and the
     exit status is 1 then.
     """
-    config, name = load_chosen(config_path, workspace_id, reads_with=("erasures",))
-    [workspace] = [one for one in config.workspaces if one.id == name]
+    config, workspace = instance.config, instance.workspace
+    name = workspace.id
     groups = [one for one in workspace.subscription_groups if one.id == group_id]
     if not groups or groups[0].channel not in ADDRESS_TRAITS:
         raise EngageError(f"{group_id!r} is no subscription group of {name} with addresses")
@@ -192,9 +151,7 @@ def check(
             addresses.append(text)
         elif text:
             wrong += 1
-            click.echo(
-                f"engage: line {number}: {safe(text)!r} is no address of {channel}", err=True
-            )
+            warn(f"line {number}: {safe(text)!r} is no address of {channel}")
 
     async def look(store: Storage) -> None:
         for start in range(0, len(addresses), PAGE):
@@ -212,7 +169,7 @@ def check(
                 if reason is not None:
                     click.echo(f"{safe(address)}\t{reason}")
 
-    with_store(ctx, config, look)
+    instance.run(look)
     if wrong:
         raise EngageError(f"lines without an address: {wrong}")
 
@@ -243,13 +200,10 @@ async def _unwanted(
 
 
 async def _find(
-    store: Storage,
-    config: Config,
-    workspace: str,
-    channel: str | None,
-    addresses: Sequence[str],
+    store: Storage, instance: Instance, channel: str | None, addresses: Sequence[str]
 ) -> list[Suppression]:
     """Return the suppressions of addresses, in one channel or in all that the config names."""
+    config, workspace = instance.config, instance.workspace.id
     groups = [group for one in config.workspaces for group in one.subscription_groups]
     channels = [channel] if channel else {*ADDRESS_TRAITS, *(group.channel for group in groups)}
     pairs = _pairs(config, workspace, channels, addresses)

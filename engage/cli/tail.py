@@ -7,21 +7,13 @@ import asyncio
 import select
 import sys
 from collections.abc import Awaitable, Sequence
-from pathlib import Path
 from typing import Final, TypeVar
 
 import click
 
 from engage.api import EVENT_TYPES, EngageError
-from engage.cli.common import (
-    config_option,
-    discard_output,
-    load_with,
-    safe,
-    shown_time,
-    with_store,
-    workspace_option,
-)
+from engage.cli.instance import Instance, example, json_option, on_instance
+from engage.cli.output import discard_output, print_json, safe, shown_time, warn
 from engage.store.facade import Storage
 from engage.upkeep.export import render
 from engage.upkeep.live import RING, Live, Row, Wanted
@@ -44,11 +36,9 @@ class _Reader:
 
 
 @click.command(
-    epilog="\b\nExample:\n  engage tail --type track --user ann\n"
-    "  engage tail --json --status stored | jq .properties"
+    epilog=example("tail --type track --user ann", "tail --json --status stored | jq .properties")
 )
-@config_option
-@workspace_option("Only this workspace's events.")
+@on_instance("Only this workspace's events.", reads_with=())
 @click.option("--status", type=click.Choice(("stored", "rejected")), help="Only these events.")
 @click.option("--type", "type_", type=click.Choice(EVENT_TYPES), help="Only events of this type.")
 @click.option("--name", metavar="TEXT", help="Only events whose name begins so.")
@@ -61,18 +51,16 @@ class _Reader:
     show_default=True,
     help="Maximum number of earlier events that are shown first.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the events as JSON, as an export.")
-@click.pass_context
+@json_option("Print the events as JSON, as an export.")
 def tail(
-    ctx: click.Context,
-    config_path: Path,
-    workspace_id: str | None,
+    instance: Instance,
     status: str | None,
     type_: str | None,
     name: str | None,
     user: str | None,
     key: str | None,
     lines: int,
+    *,
     as_json: bool,
 ) -> None:
     """Print events as they are stored or rejected.
@@ -87,7 +75,6 @@ def tail(
     returns, some are left out, which is said on standard error. Ctrl-C ends the command, and so
     does a reader of its output that ends: the exit status is 0 then.
     """
-    config = load_with(config_path, workspace_id, reads_with=())
     wanted = [
         Wanted(
             workspace_id=workspace.id,
@@ -97,11 +84,10 @@ def tail(
             user=user or "",
             key=key or "",
         )
-        for workspace in config.workspaces
-        if workspace_id in (None, workspace.id)
+        for workspace in instance.workspaces
     ]
     try:
-        with_store(ctx, config, lambda store: _follow(store, wanted, lines, as_json=as_json))
+        instance.run(_follow, wanted, lines, as_json=as_json)
     except KeyboardInterrupt:
         pass
     except BrokenPipeError:
@@ -119,9 +105,9 @@ async def _follow(store: Storage, wanted: Sequence[Wanted], lines: int, *, as_js
                 raise EngageError("the configured storage cannot return its newest events")
             if live.error != error:
                 error = live.error
-                _warn(f"the storage does not answer: {error}" if error else "it answers again")
+                warn(f"the storage does not answer: {error}" if error else "it answers again")
             if last >= 0 and any(live.has_gap(one.workspace_id, last) for one in wanted):
-                _warn("more events arrived than can be shown; some were left out")
+                warn("more events arrived than can be shown; some were left out")
             rows = [row for one in wanted for row in live.rows(one, max(last, 0))]
             rows.sort(key=lambda row: (row.at, row.n))
             for row in rows if last >= 0 else rows[len(rows) - min(lines, len(rows)) :]:
@@ -144,22 +130,17 @@ def _is_read() -> bool:
     return not any(events & select.POLLERR for _, events in poll.poll(0))
 
 
-def _warn(text: str) -> None:
-    click.echo(f"engage: {safe(text)}", err=True)
-
-
 def _print(row: Row, *, as_json: bool, several: bool) -> None:
-    terminal = sys.stdout.isatty()
     if as_json:
         try:
             line = render("events" if row.status == "stored" else "dead-letters", row.item).json
         except Exception as error:  # As in an export: another program may have written it.
-            _warn(f"left out: {row.id}: {type(error).__name__}: {error}")
+            warn(f"left out: {row.id}: {type(error).__name__}: {error}")
         else:
-            click.echo(safe(line.decode()) if terminal else line)
+            print_json(line)
         return
     at, place = shown_time(row.at), safe(row.workspace_id)
-    if not terminal:
+    if not sys.stdout.isatty():
         cells = (at, place, row.status, row.type, row.name, row.user, row.key, row.preview)
         click.echo("\t".join(cells))
         return

@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
 import click
@@ -22,43 +20,29 @@ from engage.api import (
     UserProfile,
     VisitorProfile,
 )
-from engage.cli.common import (
-    config_option,
-    load_chosen,
-    now,
-    print_table,
-    safe,
-    shown_time,
-    with_store,
-    workspace_option,
-)
+from engage.cli.instance import Instance, example, json_option, now, on_instance
+from engage.cli.output import print_cells, print_table, safe, shown_time, warn
 from engage.pipeline.operator import decide_link, remove_traits
 from engage.store.facade import Storage
 from engage.upkeep.export import render
 
-_workspace_option = workspace_option("The workspace of the user, if there are several.")
-
-
+_WORKSPACE: Final = "The workspace of the user, if there are several."
 #: Newest events that are shown of a user.
 _EVENTS: Final = 10
 #: Seconds for which a store without an index of users looks for them.
 _SEARCH_SECONDS: Final = 5.0
 
 
-@click.group(epilog="\b\nExample:\n  engage users show u-1")
+@click.group(epilog=example("users show u-1"))
 def users() -> None:
     """Show a user or visitor, or correct its traits and links."""
 
 
-@users.command("show", epilog="\b\nExample:\n  engage users show --workspace acme u-1")
-@config_option
-@_workspace_option
+@users.command("show", epilog=example("users show --workspace acme u-1"))
+@on_instance(_WORKSPACE, reads_with=())
 @click.argument("user", metavar="ID")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.pass_context
-def show(
-    ctx: click.Context, config_path: Path, workspace_id: str | None, user: str, as_json: bool
-) -> None:
+@json_option()
+def show(instance: Instance, user: str, *, as_json: bool) -> None:
     """Print what is known of a user, or of a visitor.
 
     ID is a user id, or the anonymous id of a visitor. The command prints the profile (traits,
@@ -66,8 +50,7 @@ def show(
     and the newest events with this id. A track, page or screen call makes no profile, so there may
     be events without one. The exit status is 1 if nothing is known of the id.
     """
-    config, workspace = load_chosen(config_path, workspace_id, reads_with=())
-    found = with_store(ctx, config, lambda store: _look_up(store, workspace, user))
+    found = instance.run(_look_up, instance.workspace.id, user)
     about = {} if found.user is None else orjson.loads(render("users", found.user).json)
     visitor = {} if found.visitor is None else orjson.loads(render("visitors", found.visitor).json)
     if as_json:
@@ -145,7 +128,7 @@ async def _look_up(store: Storage, workspace: str, name: str) -> _Known:
         if cursor is None or len(events) == _EVENTS:
             break
         if time.monotonic() > end:
-            click.echo("engage: older events were not searched", err=True)
+            warn("older events were not searched")
             break
     if user is None and visitor is None and not choices and not events:
         known = "user, visitor or event with the id"
@@ -159,24 +142,13 @@ async def _look_up(store: Storage, workspace: str, name: str) -> _Known:
     )
 
 
-@users.command(
-    "remove-trait",
-    epilog="\b\nExample:\n  engage users remove-trait --workspace acme u-1 email plan",
-)
-@config_option
-@_workspace_option
+@users.command("remove-trait", epilog=example("users remove-trait --workspace acme u-1 email plan"))
+@on_instance(_WORKSPACE)
 @click.option("--anonymous-id", is_flag=True, help="USER is the anonymous id of a visitor.")
 @click.argument("user")
 @click.argument("traits", metavar="TRAIT...", nargs=-1, required=True)
-@click.pass_context
 def remove_trait(
-    ctx: click.Context,
-    config_path: Path,
-    workspace_id: str | None,
-    user: str,
-    traits: tuple[str, ...],
-    *,
-    anonymous_id: bool,
+    instance: Instance, user: str, traits: tuple[str, ...], *, anonymous_id: bool
 ) -> None:
     """Remove traits of a user, or of a visitor.
 
@@ -184,47 +156,29 @@ def remove_trait(
     sets them again. That is also true of traits that a visitor brought. The removal is an event,
     which `engage export events` shows.
     """
-    config, workspace = load_chosen(config_path, workspace_id)
     kind = Kind.VISITOR if anonymous_id else Kind.USER
-    removed = with_store(
-        ctx,
-        config,
-        lambda store: remove_traits(store, workspace, kind, user, traits, now=now()),
-    )
+    whose = (instance.workspace.id, kind, user)
+    removed = instance.run(remove_traits, *whose, traits, now=now())
     for trait in removed:
-        click.echo(f"removed {safe(trait)}" if sys.stdout.isatty() else f"removed\t{safe(trait)}")
+        print_cells("removed", trait)
     for trait in dict.fromkeys(traits):
         if trait not in removed:
-            click.echo(f"engage: the {kind} does not have the trait '{safe(trait)}'", err=True)
+            warn(f"the {kind} does not have the trait '{trait}'")
     if not removed:
-        ctx.exit(1)
+        instance.ctx.exit(1)
 
 
 def _link_command(name: str, text: str, *, linked: bool) -> None:
     """Make the command that restores or undoes a link."""
-    example = f"engage users {name} --workspace acme --user u-1 --anonymous-id v-1"
+    epilog = example(f"users {name} --workspace acme --user u-1 --anonymous-id v-1")
 
-    @users.command(name, help=text, epilog=f"\b\nExample:\n  {example}")
-    @config_option
-    @_workspace_option
+    @users.command(name, help=text, epilog=epilog)
+    @on_instance(_WORKSPACE)
     @click.option("--user", required=True, metavar="ID", help="The user.")
     @click.option("--anonymous-id", required=True, metavar="ID", help="The anonymous id.")
-    @click.pass_context
-    def decide(
-        ctx: click.Context,
-        config_path: Path,
-        workspace_id: str | None,
-        user: str,
-        anonymous_id: str,
-    ) -> None:
-        config, workspace = load_chosen(config_path, workspace_id)
-        with_store(
-            ctx,
-            config,
-            lambda store: decide_link(
-                store, workspace, user, anonymous_id, linked=linked, now=now()
-            ),
-        )
+    def decide(instance: Instance, user: str, anonymous_id: str) -> None:
+        ids = (instance.workspace.id, user, anonymous_id)
+        instance.run(decide_link, *ids, linked=linked, now=now())
         click.echo(f"{name}ed")
 
 

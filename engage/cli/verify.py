@@ -3,41 +3,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import json
 import sys
 import time
-from pathlib import Path
 
 import click
 
 from engage.api import EngageError, StorageError, StorageUnavailable
-from engage.cli.check import lag_of
-from engage.cli.common import (
-    CommandFailed,
-    config_option,
-    now,
-    opened,
-    print_counts,
-    registry_of,
-    safe,
-)
-from engage.cli.progress import Progress
-from engage.config import Config, load
+from engage.cli.instance import Instance, example, json_option, now, on_instance
+from engage.cli.output import CommandFailed, Progress, print_counts, warn
 from engage.pipeline.validate import Schemas
-from engage.registry import Registry
 from engage.store.erasures import ERASURE
+from engage.store.facade import Storage
 from engage.upkeep.verify import Report, Settings
 from engage.upkeep.verify import verify as verified
 
 
-@click.command(epilog="\b\nExample:\n  engage verify --json > verified.json")
-@config_option
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.command(epilog=example("verify --json > verified.json"))
+@on_instance(reads_with=("log", "erasures"))
+@json_option("Print the result as JSON.")
 @click.option("--repair", is_flag=True, help="Repair users, visitors, groups and links.")
-@click.pass_context
-def verify(ctx: click.Context, config_path: Path, as_json: bool, repair: bool) -> None:
+def verify(instance: Instance, *, as_json: bool, repair: bool) -> None:
     """Prove that the store is what its events say.
 
     Reads everything, also while the server runs, and changes nothing. Compares users, visitors,
@@ -52,61 +39,62 @@ def verify(ctx: click.Context, config_path: Path, as_json: bool, repair: bool) -
     """
     started = time.monotonic()
     try:
-        config = load(config_path, reads_with=("log", "erasures"))
-        report = asyncio.run(_verify(registry_of(ctx, config), config, repair=repair))
+        report = instance.run(_verify, _settings(instance), repair=repair)
     except (EngageError, OSError) as error:
         CommandFailed(error).show()
-        ctx.exit(2)
+        instance.ctx.exit(2)
     seconds = time.monotonic() - started
     if as_json:
         click.echo(json.dumps(_document(report, seconds)))
     else:
         _print(report, seconds)
     for failure in report.failures:
-        click.echo(f"engage: could not be looked at: {safe(failure)}", err=True)
+        warn(f"could not be looked at: {failure}")
     if report.different:
         if repair:
             names = ", ".join(report.different)
-            click.echo(f"engage: not repaired: {names}: see docs/verify.md#repairing", err=True)
-        ctx.exit(1)
+            warn(f"not repaired: {names}: see docs/verify.md#repairing")
+        instance.ctx.exit(1)
     if report.failures:
-        ctx.exit(2)
+        instance.ctx.exit(2)
 
 
-async def _verify(registry: Registry, config: Config, *, repair: bool) -> Report:
+def _settings(instance: Instance) -> Settings:
     # What the loaders of a log have not stored yet changes profiles while they are read.
-    lag = await lag_of(registry, config)
+    config, lag = instance.config, instance.lag()
     if lag is not None and lag.error is not None:
         raise StorageUnavailable(lag.error)
-    settings = Settings(
-        context=registry.storage_context(config),
+    return Settings(
+        context=instance.registry.storage_context(config),
         visitors_days=config.retention.visitors_days,
         is_valid=Schemas.load().is_valid,
         lag=0 if lag is None else int(lag.seconds * 1000),
         erasures_key=config.erasures.key,
     )
-    async with opened(registry, config) as store:
-        if repair and not store.isolated:
-            raise StorageError("this storage cannot repair itself: see docs/verify.md#repairing")
-        erased = repair and (await store.list_records(ERASURE, limit=1)).items
-        if erased and config.erasures.key is None:
-            raise StorageError("people were erased from this store: --repair needs [erasures] key")
-        with Progress("read") as progress:
-            look = functools.partial(
-                verified,
-                store,
-                settings,
-                clock=now,
-                on_progress=lambda what, count: progress.show(count, noun=what),
-            )
-            report = await look(repair=repair)
-            if report.repaired:
-                for what, message in report.differences:
-                    click.echo(f"engage: was different: {what}: {safe(message)}", err=True)
-                again = await look()
-                again.repaired = report.repaired
-                report = again
-            return report
+
+
+async def _verify(store: Storage, settings: Settings, *, repair: bool) -> Report:
+    if repair and not store.isolated:
+        raise StorageError("this storage cannot repair itself: see docs/verify.md#repairing")
+    erased = repair and (await store.list_records(ERASURE, limit=1)).items
+    if erased and settings.erasures_key is None:
+        raise StorageError("people were erased from this store: --repair needs [erasures] key")
+    with Progress("read") as progress:
+        look = functools.partial(
+            verified,
+            store,
+            settings,
+            clock=now,
+            on_progress=lambda what, count: progress.show(count, noun=what),
+        )
+        report = await look(repair=repair)
+        if report.repaired:
+            for what, message in report.differences:
+                warn(f"was different: {what}: {message}")
+            again = await look()
+            again.repaired = report.repaired
+            report = again
+        return report
 
 
 def _document(report: Report, seconds: float) -> dict[str, object]:
@@ -132,11 +120,11 @@ def _print(report: Report, seconds: float) -> None:
         colour = "red" if different else None
         print_counts(what, {**numbers, "unprovable": unprovable}, colour=colour)
     for (what, reason), count in sorted(report.unprovable.items()):
-        click.echo(f"engage: unprovable: {what}: {count:,}: {reason}", err=True)
+        warn(f"unprovable: {what}: {count:,}: {reason}")
     for what, message in report.differences:
-        click.echo(f"engage: different: {what}: {safe(message)}", err=True)
+        warn(f"different: {what}: {message}")
     if (more := report.different.total() - len(report.differences)) > 0:
-        click.echo(f"engage: and {more:,} more", err=True)
+        warn(f"and {more:,} more")
     if report.repaired:
         print_counts("repaired", dict(report.repaired))
     if sys.stdout.isatty():

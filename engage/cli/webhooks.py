@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,20 +15,16 @@ from typing import TYPE_CHECKING
 import click
 import orjson
 
-from engage.api import (
-    MAX_TIME,
-    ConfigError,
-    EngageError,
-    Provider,
-    ProviderFactory,
-)
-from engage.cli.common import config_option, opened, parse_time, plural, registry_of, safe, the_only
-from engage.config import Config, load
+from engage.api import MAX_TIME, ConfigError, EngageError, Provider, ProviderFactory
+from engage.cli.instance import Instance, example, on_instance, parse_time, the_only
+from engage.cli.output import plural, print_json, safe, warn
 from engage.registry import Registered, Registry
+from engage.store.facade import Storage
 from engage.upkeep.export import all_pages
 
 if TYPE_CHECKING:
-    from engage.deliveries.delivery import Delivery, Destination
+    from engage.app import App
+    from engage.deliveries.dry_run import Rehearsal
 
 __all__ = ["webhook_retry", "webhook_test", "webhook_url"]
 
@@ -60,37 +55,21 @@ class Moment(click.ParamType[float]):
             )
 
 
-@click.command("webhook-url", epilog="\b\nExample:\n  engage webhook-url sendgrid --workspace acme")
+@click.command("webhook-url", epilog=example("webhook-url sendgrid --workspace acme"))
 @click.argument("provider")
-@config_option
-@click.option("--workspace", metavar="ID", help="Only this workspace's URL.")
-@click.pass_context
-def webhook_url(
-    ctx: click.Context, provider: str, config_path: Path, workspace: str | None
-) -> None:
+@on_instance("Only this workspace's URL.")
+def webhook_url(instance: Instance, provider: str) -> None:
     """Print the URL of a webhook, and how to set it up.
 
     Enter the URL at PROVIDER. There is one URL for each workspace that has the provider. If none
     has it yet, there is one for each workspace: some services show their secret only after the URL
     is entered there. The steps below the URLs are to be followed in their order.
     """
-    config = load(config_path)
-    registered = _installed(registry_of(ctx, config), provider)
-    tables = {known.id: known.webhooks.get(provider) for known in config.workspaces}
+    registered = _installed(instance.registry, provider)
+    tables = {one.id: one.webhooks.get(provider) for one in instance.workspaces}
     enabled = [name for name, table in tables.items() if table is not None]
     chosen = enabled or list(tables)
-    if workspace is not None:
-        if workspace not in tables:
-            raise ConfigError(f"{config.path} does not contain a workspace {workspace!r}")
-        chosen = [workspace]
-    base = config.server.public_url
-    if base is None:
-        base = f"http://{config.server.host}:{config.server.port}"
-        click.echo(
-            "engage: server.public_url is not set: only providers on this machine can reach this"
-            " server",
-            err=True,
-        )
+    base = instance.public_url("only providers on this machine can reach this server")
     for name in chosen:
         url = f"{base}/api/public/webhooks/{provider}?workspaceId={name}"
         # The provider signs the URL that is registered there; an option can set another one.
@@ -109,28 +88,19 @@ def webhook_url(
 
 
 @click.command(
-    "webhook-test",
-    epilog="\b\nExample:\n  engage webhook-test stripe delivery.http --now 2026-01-31T12:00:00Z",
+    "webhook-test", epilog=example("webhook-test stripe delivery.http --now 2026-01-31T12:00:00Z")
 )
 @click.argument("provider")
 @click.argument("file", type=click.Path(dir_okay=False, exists=True, path_type=Path))
-@config_option
-@click.option("--workspace", metavar="ID", help="The workspace that the delivery is for.")
+@on_instance("The workspace that the delivery is for.")
 @click.option("--store", is_flag=True, help="Look users up in the storage, as the server does.")
 @click.option(
     "--now",
     type=Moment(),
     help="When the delivery arrived; some providers' deliveries are refused when they are old.",
 )
-@click.pass_context
 def webhook_test(
-    ctx: click.Context,
-    provider: str,
-    file: Path,
-    config_path: Path,
-    workspace: str | None,
-    store: bool,
-    now: float | None,
+    instance: Instance, provider: str, file: Path, now: float | None, *, store: bool
 ) -> None:
     """Try a recorded delivery without storing it.
 
@@ -142,44 +112,30 @@ def webhook_test(
     now. docs/webhooks.md describes how to record one. The events are printed as NDJSON.
     """
     from engage.deliveries.delivery import Destination
-    from engage.deliveries.dry_run import named_workspace, read_recording
-
-    config = load(config_path)
-    registry = registry_of(ctx, config)
-    enabled = _enabled(registry, config, provider)
-    delivery = read_recording(file.read_bytes(), provider, now=now)
-    chosen = _chosen(enabled, provider, workspace or named_workspace(delivery))
-    table = next(one for one in config.workspaces if one.id == chosen)
-    destination = Destination.of(table, provider, enabled[chosen])
-    asyncio.run(_rehearse(registry if store else None, config, destination, delivery))
-
-
-async def _rehearse(
-    registry: Registry | None, config: Config, destination: Destination, delivery: Delivery
-) -> None:
-    """Print the events that the server would make of a delivery.
-
-    :param registry: opens the storage in which users are looked up; ``None``: they are not.
-    """
-    from engage.deliveries.dry_run import rehearse
+    from engage.deliveries.dry_run import named_workspace, read_recording, rehearse
     from engage.deliveries.fetcher import Fetcher
     from engage.deliveries.recipients import Recipients
 
-    fetcher = Fetcher()
-    try:
-        if registry is None:
-            result = await rehearse(config, destination, delivery, fetcher)
-        else:
-            async with opened(registry, config) as store:
-                recipients = Recipients(store, config.storage.write_timeout)
-                result = await rehearse(config, destination, delivery, fetcher, recipients)
-    finally:
-        await fetcher.close()
-    terminal = sys.stdout.isatty()
-    click.echo(f"verified for workspace {destination.workspace.id}", err=True)
+    config = instance.config
+    enabled = _enabled(instance, provider)
+    delivery = read_recording(file.read_bytes(), provider, now=now)
+    chosen = _chosen(enabled, provider, instance.workspace_id or named_workspace(delivery))
+    table = next(one for one in config.workspaces if one.id == chosen)
+    destination = Destination.of(table, provider, enabled[chosen])
+
+    async def run(store: Storage | None) -> Rehearsal:
+        timeout = config.storage.write_timeout
+        recipients = None if store is None else Recipients(store, timeout)
+        fetcher = Fetcher()
+        try:
+            return await rehearse(config, destination, delivery, fetcher, recipients)
+        finally:
+            await fetcher.close()
+
+    result = instance.run(run) if store else asyncio.run(run(None))
+    click.echo(f"verified for workspace {chosen}", err=True)
     for document in result.documents:
-        line = orjson.dumps(document).decode()
-        click.echo(safe(line) if terminal else line)
+        print_json(orjson.dumps(document))
     for change in result.effects.changes:
         click.echo(
             safe(f"unsubscribes {change.subject.id} from {', '.join(change.choices)}"), err=True
@@ -189,11 +145,10 @@ async def _rehearse(
         where = f"{one.channel} address {one.address}{group}"
         verb = "lifts what suppressed the" if one.lifted else "suppresses the"
         click.echo(safe(f"{verb} {where} ({one.reason})"), err=True)
-    if registry is None and result.lookups:
-        click.echo(
-            f"engage: {plural(result.lookups, 'event')} without a user id: the server looks for"
-            " the user by address or another trait; use --store to do the same",
-            err=True,
+    if result.lookups and not store:
+        warn(
+            f"{plural(result.lookups, 'event')} without a user id: the server looks for the user by"
+            " address or another trait; use --store to do the same"
         )
     click.echo(
         f"{plural(len(result.documents), 'event')}, {result.ignored} ignored,"
@@ -206,47 +161,27 @@ async def _rehearse(
         )
 
 
-@click.command("webhook-retry", epilog="\b\nExample:\n  engage webhook-retry --provider sendgrid")
-@config_option
-@click.option("--workspace", metavar="ID", help="Only this workspace's deliveries.")
+@click.command("webhook-retry", epilog=example("webhook-retry --provider sendgrid"))
+@on_instance("Only this workspace's deliveries.")
 @click.option("--provider", metavar="NAME", help="Only this provider's deliveries.")
 @click.option("--id", "letter_id", metavar="ID", help="Only this dead letter.")
-@click.pass_context
-def webhook_retry(
-    ctx: click.Context,
-    config_path: Path,
-    workspace: str | None,
-    provider: str | None,
-    letter_id: str | None,
-) -> None:
+def webhook_retry(instance: Instance, provider: str | None, letter_id: str | None) -> None:
     """Retry the deliveries that are kept as dead letters.
 
     Such a delivery was verified, but engage could not translate all of it. If it can be translated
     now, its events are stored and the dead letter is removed. Events that are already stored are
     not stored a second time.
     """
-    config = load(config_path)
-    asyncio.run(_retry(registry_of(ctx, config), config, workspace, provider, letter_id))
-
-
-async def _retry(
-    registry: Registry,
-    config: Config,
-    workspace: str | None,
-    provider: str | None,
-    letter_id: str | None,
-) -> None:
-    from engage.app import build
     from engage.deliveries.delivery import UNTRANSLATED
 
-    app = build(config, registry, direct=True)
     done = left = events = 0
-    try:
-        await app.open(create=False)
-        store = app.store
+
+    async def retry(app: App) -> None:
+        nonlocal done, left, events
+        scan = functools.partial(app.store.scan_dead_letters, instance.workspace_id)
         letters = [
             letter
-            async for letter in all_pages(functools.partial(store.scan_dead_letters, workspace))
+            async for letter in all_pages(scan)
             if letter.reason == UNTRANSLATED
             and provider in (None, letter.origin)
             and letter_id in (None, letter.id)
@@ -255,17 +190,17 @@ async def _retry(
             try:
                 result = await app.deliveries.retry(letter)
             except ConfigError as error:
-                click.echo(f"engage: {safe(str(error))}", err=True)
+                warn(str(error))
                 left += 1
                 continue
             events += result.accepted
             if result.rejected:
                 left += 1
             else:
-                await store.remove(letter.workspace_id, [letter.id])
+                await app.store.remove(letter.workspace_id, [letter.id])
                 done += 1
-    finally:
-        await app.close()
+
+    instance.run_server(retry)
     translated = f"{done} {'delivery' if done == 1 else 'deliveries'}"
     click.echo(f"{translated} translated, {plural(events, 'event')} stored")
     if left:
@@ -285,17 +220,16 @@ def _installed(registry: Registry, provider: str) -> Registered[ProviderFactory]
     return registry.webhooks[provider]
 
 
-def _enabled(registry: Registry, config: Config, provider: str) -> Mapping[str, Provider]:
+def _enabled(instance: Instance, provider: str) -> Mapping[str, Provider]:
     """Return workspace id → the provider, for each workspace that has it.
 
     :raises ConfigError: if the provider is not installed, or no workspace has it.
     """
-    _installed(registry, provider)
-    enabled = registry.make_webhooks(config).get(provider, {})
+    _installed(instance.registry, provider)
+    enabled = instance.registry.make_webhooks(instance.config).get(provider, {})
     if not enabled:
-        raise ConfigError(
-            f"{config.path}: no workspace has {provider}; add [workspaces.webhooks.{provider}]"
-        )
+        missing = f"no workspace has {provider}; add [workspaces.webhooks.{provider}]"
+        raise ConfigError(f"{instance.config.path}: {missing}")
     return enabled
 
 

@@ -27,7 +27,7 @@ from click.testing import Result
 import engage
 import engage.server.serve
 from engage.api import Event, EventFilter, StorageUnavailable
-from engage.cli.common import safe
+from engage.cli.output import safe
 from engage.config import Config, load
 from engage.registry import Registered, Registry
 from engage.registry.discovery import Discovered

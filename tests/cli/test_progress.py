@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engage.cli.progress import Progress
+from engage.cli.output import Progress
 
 
 class Terminal(io.StringIO):
@@ -27,7 +27,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
     def advance(seconds: float) -> None:
         now[0] += seconds
 
-    monkeypatch.setattr("engage.cli.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("engage.cli.output.time.monotonic", lambda: now[0])
     return advance
 
 

@@ -21,7 +21,7 @@ from engage.api import (
     Subject,
     SubscriptionChange,
 )
-from engage.cli.common import now
+from engage.cli.instance import now
 from engage.store.facade import Storage
 from engage.testing.factories import TIME, event, identify
 from engage.upkeep.export import PAGE

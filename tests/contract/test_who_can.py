@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from engage.api import Kind, WebhookRequest, render_time
-from engage.cli.common import now
+from engage.cli.instance import now
 from support.commands import run
 from support.identity import REQUIRED, hash_of
 from support.people import KEY as ERASURES_KEY

@@ -8,7 +8,7 @@ from unittest import mock
 
 from click.testing import CliRunner, Result
 
-from engage.cli import common, main
+from engage.cli import instance, main
 from engage.config import Config
 from engage.registry import Registry, load_plugins
 from support.exports import registry
@@ -28,5 +28,5 @@ def run(*arguments: object, text: str | None = None, plugins: Registry | None = 
             return load_plugins(config, **options)
         return plugins or registry()
 
-    with mock.patch.object(common, "load_plugins", load):
+    with mock.patch.object(instance, "load_plugins", load):
         return CliRunner().invoke(main, [*map(str, arguments)], input=text, prog_name="engage")
