@@ -13,12 +13,20 @@ the path of a request
 ``app.py``          builds the server from a config, in one function
 ``http1/``          HTTP/1.1: connections, requests, limits of size and time
 ``handlers/``       the HTTP API: operations and their paths, answers, CORS, OpenAPI, pages
-``erasure/``        everything that a store has of a person, and erasing it
 ``deliveries/``     the steps of a webhook delivery: verify, translate, store, answer
 ``keys/``           write keys: the table of keys, who may write, creating and disabling them
 ``pipeline/``       the steps of an event: decode, validate, normalise, transform, store
+``subscriptions/``  who receives what: signed links, choices, opt-outs
 ``log/``            all that exists only with ``[log]``: appending, loading, lag
-``upkeep/``         work on any store besides writing: readiness, retention, export, copy
+------------------  --------------------------------------------------------------------------------
+other work on a store
+----------------------------------------------------------------------------------------------------
+``people/``         everything that a store has of a person: exporting and erasing it
+``verify/``         proves that a store is what its events say
+``copy/``           copies of a whole store, and backups
+``upkeep/``         what a server does by itself: readiness, retention, budgets
+``reading/``        pages, time limits, exports, the newest events
+``audit.py``        who changed what on this server
 ------------------  --------------------------------------------------------------------------------
 what these parts use
 ----------------------------------------------------------------------------------------------------
@@ -26,6 +34,8 @@ what these parts use
 ``config/``         reads and checks the config file
 ``registry/``       finds the plugins, and makes those that the config selects
 ``errors.py``       the error codes with their statuses, and the body of an error
+``ids.py``          makes the message ids of items that have none
+``times.py``        the times in payloads
 ``monitoring/``     the log, the metrics and the history of the server
 ``__main__.py``     ``python -m engage``
 ------------------  --------------------------------------------------------------------------------

@@ -24,14 +24,14 @@ from engage.api import (
 from engage.cli.instance import DEFAULT_CONFIG, Instance, example, now, on_instance, registry_of
 from engage.cli.output import CommandFailed, plural, print_table, safe
 from engage.config import Config
-from engage.erasure.erase import obstacle
 from engage.keys.effective import EffectiveKeys, list_keys
 from engage.monitoring.history import EVENTS, HOUR
+from engage.people.erase import obstacle
 from engage.pipeline.items import NOTICES
+from engage.reading.scans import all_pages
 from engage.registry import Registry
 from engage.store.facade import Storage
 from engage.upkeep.budgets import use_ratio
-from engage.upkeep.export import all_pages
 
 if TYPE_CHECKING:
     from engage.log.lag import Lag

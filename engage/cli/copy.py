@@ -15,11 +15,11 @@ from engage.cli.instance import CONFIG_FILE, Instance, audit, example, on_instan
 from engage.cli.keys import change_key
 from engage.cli.output import Progress, plural, print_counts, safe, shown_time, warn
 from engage.config import Config
-from engage.erasure.erase import repeat
+from engage.config import erasures_file as erasures
+from engage.copy.backups import LEFT_OUT, record_backup
+from engage.copy.copy import Counts, copy_all
+from engage.people.erase import repeat
 from engage.store.facade import Storage
-from engage.upkeep import erasures
-from engage.upkeep.backups import LEFT_OUT, record_backup
-from engage.upkeep.copy import Counts, copy_all
 
 __all__ = ["backup", "copy", "restore"]
 
@@ -172,7 +172,7 @@ def _described(made: Backup) -> str:
 
 
 async def _disable_keys(store: Storage, config: Config, notes: Iterable[erasures.KeyNote]) -> None:
-    """Disable again what was disabled since; see :class:`~engage.upkeep.erasures.KeyNote`."""
+    """Disable again what was disabled since; see :class:`~engage.config.erasures_file.KeyNote`."""
     for note in {(note.workspace, note.write_key): note for note in notes}.values():
         if note.state == "enabled":
             continue

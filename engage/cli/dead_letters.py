@@ -41,14 +41,14 @@ from engage.cli.output import (
 from engage.config import Workspace
 from engage.errors import Problem
 from engage.keys.effective import Key, list_keys
-from engage.store.facade import Storage
-from engage.upkeep.letter_groups import (
+from engage.reading.letter_groups import (
     LetterFilter,
     delete_letters,
     group_letters,
     newest_letters,
     pointer_of,
 )
+from engage.store.facade import Storage
 
 if TYPE_CHECKING:
     from engage.app import App

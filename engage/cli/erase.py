@@ -24,18 +24,18 @@ from engage.cli.instance import (
 )
 from engage.cli.output import Progress, plural, print_table, safe, shown_time
 from engage.config import Workspace
-from engage.erasure.addresses import named_addresses
-from engage.erasure.erase import Receipt, erase_user, in_words, repeat
-from engage.erasure.person import (
+from engage.config.erasures_file import Erasure, key_of, read
+from engage.people.addresses import named_addresses
+from engage.people.erase import Receipt, erase_user, in_words, repeat
+from engage.people.person import (
     OtherVisitor,
     export_person,
     other_addresses,
     other_visitors,
     person_of,
 )
-from engage.erasure.requests import Request, erasure_requests
+from engage.people.requests import Request, erasure_requests
 from engage.store.facade import Storage
-from engage.upkeep.erasures import Erasure, key_of, read
 
 __all__ = ["erase", "repeated"]
 
@@ -151,7 +151,7 @@ async def _preview(
 ) -> tuple[list[str], bool]:
     """Return in words which ids and addresses an erasure would take, and whether there is anything.
 
-    :param whom: arguments of :func:`~engage.erasure.person.person_of`.
+    :param whom: arguments of :func:`~engage.people.person.person_of`.
     """
     person = await person_of(store, workspace, user_id, **whom)
     others = await other_addresses(store, workspace, person)
@@ -180,7 +180,7 @@ def _visitors(left: Sequence[OtherVisitor]) -> Iterator[str]:
 def _addresses(named: Sequence[str], others: Mapping[str, bool]) -> Iterator[str]:
     """Yield in words which addresses are taken, and which are left.
 
-    :param others: see :func:`~engage.erasure.person.other_addresses`.
+    :param others: see :func:`~engage.people.person.other_addresses`.
     """
     yield f"addresses: {', '.join(named) or '-'}"
     shared = " (other users have it too)"

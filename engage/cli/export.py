@@ -32,12 +32,13 @@ from engage.cli.instance import (
     visitor_option,
 )
 from engage.cli.output import Progress, plural, safe, warn
-from engage.erasure.addresses import named_addresses
-from engage.erasure.person import export_person, other_addresses, other_visitors, person_of
+from engage.people.addresses import named_addresses
+from engage.people.person import export_person, other_addresses, other_visitors, person_of
+from engage.reading.cursor_file import CursorFile
+from engage.reading.export import KINDS, RecordKind, Selection
+from engage.reading.export import export as records
+from engage.reading.scans import PAGE
 from engage.store.facade import Storage
-from engage.upkeep.cursor_file import CursorFile
-from engage.upkeep.export import KINDS, PAGE, RecordKind, Selection
-from engage.upkeep.export import export as records
 
 #: What a spreadsheet would run, or an apostrophe: an import takes off one in front of it. A number
 #: and a phone number are neither.

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 import click
 
 from engage.api import ConfigError, StorageMissing, StorageUnavailable
+from engage.audit import Actor, record_audit
 from engage.cli.output import warn
 from engage.config import Config, Workspace, load
 from engage.registry import Registry, load_plugins
 from engage.store.facade import Storage
-from engage.upkeep.audit import Actor, record_audit
 
 if TYPE_CHECKING:
     from engage.app import App
@@ -264,7 +264,7 @@ def operator() -> Actor:
 
 
 async def audit(store: Storage, action: str, details: Mapping[str, Any]) -> None:
-    """Record in the audit what the operator did; see :func:`engage.upkeep.audit.record_audit`."""
+    """Record in the audit what the operator did; see :func:`engage.audit.record_audit`."""
     await record_audit(store, operator(), action, details, now=now())
 
 

@@ -12,10 +12,10 @@ from engage.api import EngageError
 from engage.cli.instance import Instance, example, now, on_instance, operator
 from engage.cli.output import print_table, safe, shown_time, warn
 from engage.config import Config
+from engage.config.erasures_file import erasures_path
 from engage.keys import changes
 from engage.keys.effective import Key, list_keys, rate_of, shown_rate, words
 from engage.store.facade import Storage
-from engage.upkeep.erasures import erasures_path
 
 __all__ = ["change_key", "keys"]
 

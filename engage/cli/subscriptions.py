@@ -34,13 +34,13 @@ from engage.cli.export import export
 from engage.cli.instance import Instance, example, now, on_instance
 from engage.cli.output import Progress, one_line, plural, warn
 from engage.config import Config, Workspace
-from engage.erasure.addresses import named_addresses
 from engage.errors import ApiError, quote
 from engage.handlers.operations import PREFERENCES_PAGE
-from engage.keys.links import subscription_hash
-from engage.pipeline.subscriptions import CHOICES, Subscriptions
+from engage.people.addresses import named_addresses
+from engage.reading.scans import PAGE
 from engage.store.facade import Storage
-from engage.upkeep.export import PAGE
+from engage.subscriptions.choices import CHOICES, Subscriptions
+from engage.subscriptions.links import subscription_hash
 
 __all__ = ["subscription_link", "subscriptions"]
 
@@ -124,7 +124,7 @@ def import_(
 class _Import:
     """Imports rows, a page at a time.
 
-    :param everyone: see :meth:`engage.pipeline.subscriptions.Subscriptions.changes_of`.
+    :param everyone: see :meth:`engage.subscriptions.choices.Subscriptions.changes_of`.
     :param dry_run: only check them.
     """
 

@@ -22,10 +22,10 @@ from engage.api import (
 from engage.cli.instance import Instance, audit, example, limit_option, now, on_instance
 from engage.cli.output import one_line, print_cells, print_table, safe, shown_time, warn
 from engage.config import Config, SubscriptionGroup
-from engage.erasure.addresses import named_addresses
+from engage.people.addresses import named_addresses
+from engage.reading.scans import PAGE, all_pages
 from engage.store.facade import Storage
 from engage.store.suppressions import hashed_address
-from engage.upkeep.export import PAGE, all_pages
 
 __all__ = ["suppressions"]
 

@@ -14,10 +14,10 @@ import click
 from engage.api import EVENT_TYPES, EngageError
 from engage.cli.instance import Instance, example, json_option, on_instance
 from engage.cli.output import discard_output, print_json, safe, shown_time, warn
+from engage.reading.export import render
+from engage.reading.live import RING, Live, Row, Wanted
+from engage.reading.time_limit import within as time_limit
 from engage.store.facade import Storage
-from engage.upkeep.export import render
-from engage.upkeep.live import RING, Live, Row, Wanted
-from engage.upkeep.time_limit import within as time_limit
 
 __all__ = ["tail"]
 

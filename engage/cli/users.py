@@ -23,8 +23,8 @@ from engage.api import (
 from engage.cli.instance import Instance, example, json_option, now, on_instance
 from engage.cli.output import print_cells, print_table, safe, shown_time, warn
 from engage.pipeline.operator import decide_link, remove_traits
+from engage.reading.export import render
 from engage.store.facade import Storage
-from engage.upkeep.export import render
 
 _WORKSPACE: Final = "The workspace of the user, if there are several."
 #: Newest events that are shown of a user.

@@ -16,8 +16,8 @@ from engage.cli.output import CommandFailed, Progress, print_counts, warn
 from engage.pipeline.validate import Schemas
 from engage.store.erasures import ERASURE
 from engage.store.facade import Storage
-from engage.upkeep.verify import Report, Settings
-from engage.upkeep.verify import verify as verified
+from engage.verify import Report, Settings
+from engage.verify import verify as verified
 
 
 @click.command(epilog=example("verify --json > verified.json"))

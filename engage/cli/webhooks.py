@@ -18,9 +18,9 @@ import orjson
 from engage.api import MAX_TIME, ConfigError, EngageError, Provider, ProviderFactory
 from engage.cli.instance import Instance, example, on_instance, parse_time, the_only
 from engage.cli.output import plural, print_json, safe, warn
+from engage.reading.scans import all_pages
 from engage.registry import Registered, Registry
 from engage.store.facade import Storage
-from engage.upkeep.export import all_pages
 
 if TYPE_CHECKING:
     from engage.app import App
@@ -114,7 +114,7 @@ def webhook_test(
     from engage.deliveries.delivery import Destination
     from engage.deliveries.dry_run import named_workspace, read_recording, rehearse
     from engage.deliveries.fetcher import Fetcher
-    from engage.deliveries.recipients import Recipients
+    from engage.subscriptions.recipients import Recipients
 
     config = instance.config
     enabled = _enabled(instance, provider)

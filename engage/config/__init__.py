@@ -9,6 +9,7 @@
 ``schema_check.py``     checks values against a JSON Schema; errors by dotted key
 ``colors.py``           the contrast of colours
 ``removed.py``          keys of earlier versions, which are read and reported
+``erasures_file.py``    the file of erasures beside it
 ======================  ============================================================
 
 A new key needs a field in ``sections.py`` and an entry with its default in ``schemas/config.json``,

@@ -26,6 +26,7 @@ from tornado.web import Finish, HTTPError, RequestHandler
 
 import engage
 from engage.api import StorageUnavailable
+from engage.audit import Actor, record_audit
 from engage.console.data.reader import PATIENCE, Outage
 from engage.console.data.seen import Seen, seen
 from engage.console.display import formats, parts
@@ -33,8 +34,7 @@ from engage.console.headers import HEADERS
 from engage.console.sign_in.addresses import session_name
 from engage.console.sign_in.sessions import IDLE_SECONDS, Session
 from engage.http1.addresses import client_address
-from engage.upkeep.audit import Actor, record_audit
-from engage.upkeep.live import Wanted
+from engage.reading.live import Wanted
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -21,7 +21,7 @@ from engage.console.sign_in.links import Links
 from engage.console.sign_in.passwords import Passwords, Throttle
 from engage.console.sign_in.sessions import Sessions
 from engage.http1.addresses import is_within, networks
-from engage.upkeep.live import Live
+from engage.reading.live import Live
 
 if TYPE_CHECKING:
     from engage.app import App

@@ -5,8 +5,6 @@
 ``receive.py``    the steps in their order: verify, translate, store, answer
 ``delivery.py``   a delivery, its destination, and the dead letter that keeps one
 ``fetcher.py``    fetches documents that a signature needs, such as a certificate
-``recipients.py`` finds the user of an event by an address or another trait
-``opt_outs.py``   applies what providers report about subscriptions
 ``dry_run.py``    runs a recorded delivery without storing anything
 ================= =============================================================
 """

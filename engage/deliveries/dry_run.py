@@ -17,12 +17,12 @@ from engage.api import EVENT_TYPES, EngageError, SignatureMismatch
 from engage.config import Config
 from engage.deliveries.delivery import Delivery, Destination, body_limit
 from engage.deliveries.fetcher import Fetcher
-from engage.deliveries.opt_outs import Effects, Owned, effects, owned_addresses
 from engage.deliveries.receive import named_workspaces, request_of, translate, verify
-from engage.deliveries.recipients import Recipients, is_looked_up, without_lookup
 from engage.errors import ApiError, Problem, located
 from engage.pipeline.normalise import Arrival, normalise
 from engage.pipeline.validate import Schemas
+from engage.subscriptions.opt_outs import Effects, Owned, effects, owned_addresses
+from engage.subscriptions.recipients import Recipients, is_looked_up, without_lookup
 
 __all__ = ["Rehearsal", "named_workspace", "read_recording", "rehearse"]
 

@@ -47,14 +47,14 @@ from engage.deliveries.delivery import (
     letter_of_delivery,
 )
 from engage.deliveries.fetcher import Fetcher, FetchError, FetchRefusedError
-from engage.deliveries.opt_outs import apply_reports
-from engage.deliveries.recipients import Recipients
-from engage.erasure.requests import note_requests
 from engage.errors import ApiError, Limit, Problem, body_too_large, located, overloaded
+from engage.people.requests import note_requests
 from engage.pipeline.admission import LARGE_BODY
 from engage.pipeline.decode import decompress_in_slices, too_deep
 from engage.pipeline.normalise import Arrival
-from engage.upkeep.time_limit import within
+from engage.reading.time_limit import within
+from engage.subscriptions.opt_outs import apply_reports
+from engage.subscriptions.recipients import Recipients
 from engage.webhooks import names_person
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from engage.api import render_time
 from engage.errors import invalid_link, link_expired
 from engage.handlers.base import Handler
 from engage.handlers.operations import FORM
-from engage.pipeline.subscriptions import Source
+from engage.subscriptions.choices import Source
 
 if TYPE_CHECKING:
     from engage.http1.request import Request

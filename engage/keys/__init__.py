@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write keys and signed links: who may write events, and who may change choices.
+"""Write keys: who may write events.
 
 =================  ================================================================
 ``auth.py``        finds the workspace of a write key
@@ -9,7 +9,6 @@
 ``quotas.py``      what keys and workspaces may store in a day
 ``table.py``       keeps the table of write keys up to date
 ``effective.py``   the write keys of the config and of the store
-``links.py``       finds the person for whom a link was signed
 ``changes.py``     creates, disables, enables and archives write keys
 =================  ================================================================
 """

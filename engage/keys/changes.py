@@ -2,7 +2,7 @@
 """Changes of the write keys in a store, for the command line and the console alike.
 
 Each change is one atomic write that expects the version of the record that was read, and is
-followed by an entry of the audit (:mod:`engage.upkeep.audit`). The processes that answer requests
+followed by an entry of the audit (:mod:`engage.audit`). The processes that answer requests
 follow within seconds: see :mod:`engage.keys.table`.
 """
 
@@ -18,13 +18,13 @@ from typing import Any, Final, Literal
 import orjson
 
 from engage.api import EngageError, Record
+from engage.audit import Actor, record_audit
 from engage.config import Workspace, WriteKey, config_schema, key_problem
+from engage.config.erasures_file import ErasuresFileError, KeyNote, append
 from engage.config.schema_check import problems
 from engage.keys.effective import KEY, KEY_ID, OVERRIDE, Key, body_of, stored_key
 from engage.monitoring import logs
 from engage.store.facade import Storage
-from engage.upkeep.audit import Actor, record_audit
-from engage.upkeep.erasures import ErasuresFileError, KeyNote, append
 
 __all__ = ["KeyChangedError", "KeyState", "change_key", "create_key"]
 

@@ -19,8 +19,8 @@ import orjson
 
 from engage.api import EngageError, Record
 from engage.config import Workspace, WriteKey, key_problem
+from engage.reading.scans import all_pages
 from engage.store.facade import Storage
-from engage.upkeep.export import all_pages
 
 __all__ = [
     "KEY",

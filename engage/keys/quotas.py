@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Final
 from engage.api import DAY_MS, StorageError
 from engage.errors import ApiError
 from engage.monitoring.history import DAY, STORED, STORED_BYTES
+from engage.reading.scans import all_pages
+from engage.reading.time_limit import within
 from engage.store.facade import Storage
-from engage.upkeep.export import all_pages
-from engage.upkeep.time_limit import within
 
 if TYPE_CHECKING:
     from engage.config import Config, Quota

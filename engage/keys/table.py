@@ -42,8 +42,8 @@ from engage.keys.effective import (
 )
 from engage.keys.rules import Rules
 from engage.monitoring import logs
+from engage.reading.time_limit import within
 from engage.store.facade import Storage
-from engage.upkeep.time_limit import within
 
 __all__ = ["KeyTable"]
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from engage.api import EventLog
 from engage.errors import ApiError, LogUnavailable, overloaded
-from engage.upkeep.time_limit import log_within
+from engage.reading.time_limit import log_within
 
 __all__ = ["CatchUp"]
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from engage.api import Backlog, EventLog, StorageError
 from engage.log.gaps import NAMED
 from engage.monitoring.metrics import Metrics
-from engage.upkeep.time_limit import log_within
+from engage.reading.time_limit import log_within
 
 if TYPE_CHECKING:
     from engage.config import LogConfig

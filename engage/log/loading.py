@@ -34,13 +34,13 @@ from engage.log.letters import letter_of_damage
 from engage.log.retries import Retries, Stopped
 from engage.log.writing import Damage, Unpacked, Writer
 from engage.monitoring.throttle import Throttle
+from engage.people.tombstones import Tombstones
 from engage.pipeline.conflicts import Conflicts
 from engage.pipeline.decode import text_too_deep
 from engage.pipeline.explain import STAMP
 from engage.pipeline.group_commit import GROUP_BYTES
 from engage.pipeline.normalise import weight_of
 from engage.store.facade import Storage
-from engage.upkeep.tombstones import Tombstones
 
 if TYPE_CHECKING:
     from engage.config import Limits, LogConfig

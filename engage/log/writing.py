@@ -35,14 +35,14 @@ from engage.errors import ApiError
 from engage.log.letters import letter_of_damage, letter_of_event, shortened_record
 from engage.log.retries import Stopped
 from engage.pipeline.dead_letters import Conflict
-from engage.upkeep.time_limit import within
+from engage.reading.time_limit import within
 
 if TYPE_CHECKING:
     from engage.log.retries import Retries
     from engage.monitoring.metrics import Metrics
+    from engage.people.tombstones import Tombstones
     from engage.pipeline.conflicts import Conflicts
     from engage.pipeline.ingest import Ingest
-    from engage.upkeep.tombstones import Tombstones
 
 __all__ = ["Damage", "Item", "Unpacked", "Writer"]
 

@@ -9,7 +9,6 @@
 ``clock.py``           the time that is stamped on events when they arrive
 ``normalise.py``       turns a valid item into the event that is stored
 ``items.py``           prepares items for a write, and adds up their outcomes
-``ids.py``             makes the message ids of items that have none
 ``transforms.py``      runs the transforms and checks their results
 ``ingest.py``          writes events and dead letters to the storage
 ``group_commit.py``    combines waiting requests, of all write keys in rotation, into one write
@@ -19,7 +18,6 @@
 ``explain.py``         explains the outcome of an event, with nothing stored
 ``replay.py``          sends dead letters through the steps again
 ``bulk_replay.py``     replays all dead letters that match a filter
-``subscriptions.py``   changes a user's subscription choices
 ``operator.py``        changes that only an operator can make to users and visitors
 ``results.py``         the results that the pipeline returns
 =====================  ==============================================================

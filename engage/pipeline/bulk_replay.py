@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from engage.api import StorageUnavailable
+from engage.audit import Actor, record_audit
 from engage.store.facade import Storage
-from engage.upkeep.audit import Actor, record_audit
 
 if TYPE_CHECKING:
     from engage.pipeline.replay import Replayed, Replays
-    from engage.upkeep.letter_groups import LetterFilter
+    from engage.reading.letter_groups import LetterFilter
 
 __all__ = ["BulkReplay"]
 

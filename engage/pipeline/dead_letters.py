@@ -18,8 +18,8 @@ from engage.api import API_ORIGIN, CONFLICT, DAY_MS, DeadLetter, Event
 from engage.api.json_values import CUT
 from engage.api.times import parse_time
 from engage.errors import ApiError, Problem
+from engage.ids import idempotent_id
 from engage.pipeline.decode import Faulty
-from engage.pipeline.ids import idempotent_id
 from engage.pipeline.normalise import WRITE_KEY, dropped_traits, without_hash, without_write_keys
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from engage.api import (
 from engage.monitoring.throttle import Throttle
 from engage.pipeline.admission import QUEUE_WAIT, Admission
 from engage.pipeline.group_commit import GROUP_WEIGHT, PART_BYTES, GroupCommit
+from engage.reading.time_limit import within
 from engage.store.facade import Storage
-from engage.upkeep.time_limit import within
 
 if TYPE_CHECKING:
     from engage.config import Limits

@@ -14,7 +14,7 @@ from engage.pipeline.dead_letters import Conflict, envelope_of, letter_of
 from engage.pipeline.decode import Faulty
 from engage.pipeline.normalise import Arrival, dropped_traits, normalise
 from engage.pipeline.results import BatchState, not_strict, outcome_of
-from engage.pipeline.subscriptions import CHANGE_EVENT
+from engage.subscriptions.choices import CHANGE_EVENT
 
 if TYPE_CHECKING:
     from engage.monitoring.metrics import Metrics

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from engage.api import API_ORIGIN, MAX_TIME, Event, engage_mark, render_time
-from engage.api.times import parse_time, standard_time
-from engage.errors import ApiError, Limit, Problem, event_too_large, from_problems, quote
-from engage.pipeline.ids import idempotent_id, uuid7
+from engage.api.times import parse_time
+from engage.errors import ApiError, Limit, Problem, event_too_large, from_problems
+from engage.ids import idempotent_id, uuid7
+from engage.times import parse_field
 
 if TYPE_CHECKING:
     from engage.config import Limits
@@ -30,9 +31,6 @@ __all__ = [
     "apply_transformed",
     "dropped_traits",
     "normalise",
-    "parse_field",
-    "parse_time",
-    "rfc3339",
     "weight_of",
     "without_hash",
     "without_write_keys",
@@ -427,38 +425,3 @@ def _timestamp(document: dict[str, Any], arrival: Arrival) -> tuple[int, str]:
     # lower-case letters or a leap second.
     rendered = len(text) == 24 and text[10] == "T" and text[23] == "Z" and text[17] != "6"
     return result, text if rendered and result == original else render_time(result)
-
-
-def parse_field(document: dict[str, Any], field: str) -> int:
-    """Return the time in a field, in milliseconds since 1970 UTC; rewrite it as RFC 3339.
-
-    :raises ApiError: 400 ``invalid_payload``, if the time does not exist.
-    """
-    value = document[field]
-    milliseconds = parse_time(value)
-    if milliseconds is None:
-        document[field] = rfc3339(value)
-        if document[field] is not None:
-            return parse_field(document, field)
-        rule = "must be an existing time in the years 1 to 9999 (UTC)"
-        raise from_problems([Problem(f"/{field}", f'{rule}, not "{quote(str(value))}"')])
-    return milliseconds
-
-
-def rfc3339(value: object) -> str | None:
-    """Return a time as RFC 3339; one that has this form already is returned as it is.
-
-    :param value: a form of the table in docs/events.md, "Times".
-    :return: ``None`` for any other value, and for a time that does not exist.
-    """
-    if isinstance(value, int | float) and type(value) is not bool:
-        if not 0 <= value < 1000 * _FIRST_MILLISECONDS:  # as in schemas/payloads/common.json
-            return None
-        return render_time(round(value * 1000 if value < _FIRST_MILLISECONDS else value))
-    text = standard_time(value) if type(value) is str else None
-    return None if text is None or parse_time(text) is None else text
-
-
-#: A number below this is in seconds: as milliseconds it would be before March 1973, as seconds it
-#: is before the year 5139.
-_FIRST_MILLISECONDS: Final = 100_000_000_000

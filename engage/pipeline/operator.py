@@ -23,7 +23,7 @@ from engage.api import (
     VisitorProfile,
     render_time,
 )
-from engage.pipeline.ids import uuid7
+from engage.ids import uuid7
 from engage.store.facade import Storage
 
 __all__ = ["decide_link", "remove_traits"]

@@ -19,7 +19,6 @@ import orjson
 from engage.api import Preferences, Status
 from engage.errors import ApiError, Limit, invalid_link, overloaded
 from engage.keys.auth import KEYLESS_BODY, Authenticator, Principal
-from engage.keys.links import Person
 from engage.keys.rules import WITHOUT_LETTER
 from engage.pipeline.admission import BRIEF_BODY, LARGE_BODY, SUBSCRIPTIONS_SHARE, Admitted
 from engage.pipeline.clock import Clock
@@ -33,7 +32,7 @@ from engage.pipeline.decode import (
     decompress_in_slices,
 )
 from engage.pipeline.items import Items
-from engage.pipeline.normalise import Arrival, Envelope, rfc3339, without_hash
+from engage.pipeline.normalise import Arrival, Envelope, without_hash
 from engage.pipeline.results import (
     BatchResult,
     Delivered,
@@ -42,8 +41,10 @@ from engage.pipeline.results import (
     all_invalid,
     outcome_of,
 )
-from engage.pipeline.subscriptions import API, Source, Subscriptions, body_of_form
 from engage.pipeline.validate import Schemas
+from engage.subscriptions.choices import API, Source, Subscriptions, body_of_form
+from engage.subscriptions.links import Person
+from engage.times import rfc3339
 
 if TYPE_CHECKING:
     from engage.config import Limits, Workspace
@@ -68,7 +69,7 @@ class Pipeline:
 
     :param ingest: writes events; subscriptions are changed in its store.
     :param clock: returns milliseconds since 1970 UTC.
-    :param catch_up: see :class:`engage.pipeline.subscriptions.Subscriptions`.
+    :param catch_up: see :class:`engage.subscriptions.choices.Subscriptions`.
     :param erasures_key: see the same.
     """
 
@@ -271,7 +272,7 @@ class Pipeline:
         """Verify a signed link.
 
         :param link: the fields of a change that are signed.
-        :raises ApiError: as :meth:`engage.keys.links.Links.person`.
+        :raises ApiError: as :meth:`engage.subscriptions.links.Links.person`.
         """
         body = {**link, "changes": {}}
         if not self._schemas.is_valid("subscriptions", body):
@@ -281,13 +282,13 @@ class Pipeline:
     async def choose(self, person: Person, changes: Mapping[str, bool], source: Source) -> None:
         """Change the choices of a person.
 
-        :raises ApiError: as :meth:`engage.pipeline.subscriptions.Subscriptions.apply`.
+        :raises ApiError: as :meth:`engage.subscriptions.choices.Subscriptions.apply`.
         """
         await self._subscriptions.apply(person, changes, source)
         self._metrics.event("subscription", "stored")
 
     async def preferences(self, person: Person) -> Preferences:
-        """See :meth:`engage.pipeline.subscriptions.Subscriptions.preferences`."""
+        """See :meth:`engage.subscriptions.choices.Subscriptions.preferences`."""
         return await self._subscriptions.preferences(person)
 
     async def deliver(

@@ -50,7 +50,7 @@ from engage.keys.rules import UNVERIFIED
 from engage.pipeline.dead_letters import MAX_ITEM
 from engage.pipeline.decode import read_item
 from engage.pipeline.explain import Explained, Explainer, Submission
-from engage.upkeep.time_limit import within
+from engage.reading.time_limit import within
 
 if TYPE_CHECKING:
     from engage.pipeline.conflicts import Conflicts

@@ -26,7 +26,7 @@ from referencing.jsonschema import DRAFT202012
 from engage.api.times import EVENT_TIMES
 from engage.config.schema_check import nearest
 from engage.errors import MAX_ERRORS, Problem, from_problems, pointer, quote
-from engage.pipeline.normalise import rfc3339
+from engage.times import rfc3339
 
 __all__ = ["Schemas"]
 

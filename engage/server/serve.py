@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING
 
 from engage.api import ConfigError, EngageError
 from engage.config.schema_check import strings
-from engage.erasure.erase import obstacle
 from engage.http1.sockets import listen, own_address
 from engage.monitoring import logs
+from engage.people.erase import obstacle
 from engage.server.metrics_endpoint import SHARED_FOLDER_VARIABLE
 from engage.server.supervisor import Supervisor
 from engage.server.worker import Worker, new_event_loop

@@ -24,6 +24,7 @@ from engage.api import (
     DeadLetterBudget,
     StorageError,
 )
+from engage.copy.backups import last_backup
 from engage.http1.sockets import url_of
 from engage.monitoring import logs
 from engage.monitoring.history import History
@@ -32,7 +33,6 @@ from engage.monitoring.prometheus import SharedNumbers, registry_of
 from engage.monitoring.recorder import expire_history, record_periodically
 from engage.server.metrics_endpoint import serve_metrics
 from engage.store.facade import Storage
-from engage.upkeep.backups import last_backup
 from engage.upkeep.budgets import fullness
 from engage.upkeep.dropped_changes import report_dropped_changes
 from engage.upkeep.retention import expire_periodically

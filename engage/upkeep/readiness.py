@@ -16,7 +16,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from engage.upkeep.time_limit import within
+from engage.reading.time_limit import within
 
 __all__ = ["Readiness"]
 

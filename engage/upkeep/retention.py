@@ -13,10 +13,10 @@ from engage.api import (
     StorageUnavailable,
     render_time,
 )
+from engage.audit import AUDIT
 from engage.config import Retention
+from engage.reading.scans import PAGE
 from engage.store.facade import Storage
-from engage.upkeep.audit import AUDIT
-from engage.upkeep.export import PAGE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

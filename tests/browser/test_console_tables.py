@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 import pytest
 
 from engage.api import Kind, Subject
-from engage.keys.links import subscription_hash
+from engage.subscriptions.links import subscription_hash
 from support import console_data
 from support.browser import Browser
 from support.console import signed_in

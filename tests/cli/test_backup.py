@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from engage.api import Record
+from engage.config.erasures_file import KeyNote, append, read
 from engage.console.sign_in import housekeeping, sessions
+from engage.copy.backups import LEFT_OUT, last_backup
 from engage.monitoring.recorder import REFUSED_RECORD
 from engage.registry import Registry
 from engage.store.facade import Storage
 from engage.testing import event
 from engage.testing.factories import TIME, ids
-from engage.upkeep.backups import LEFT_OUT, last_backup
-from engage.upkeep.erasures import KeyNote, append, read
 from support.commands import run
 from support.exports import audit_of, on_store, records_in
 from support.memory_store import MemoryEvents

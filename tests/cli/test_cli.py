@@ -29,10 +29,10 @@ import engage.server.serve
 from engage.api import Event, EventFilter, StorageUnavailable
 from engage.cli.output import safe
 from engage.config import Config, load
+from engage.reading import export as upkeep_export
 from engage.registry import Registered, Registry
 from engage.registry.discovery import Discovered
 from engage.testing.factories import event, identify, letter
-from engage.upkeep import export as upkeep_export
 from engage_plugins.sqlite.store import SqliteStorage
 from support.commands import run
 from support.distributions import distribution

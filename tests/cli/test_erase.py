@@ -17,10 +17,10 @@ import httpx
 import pytest
 from click.testing import Result
 
-from engage.erasure.requests import note_requests
+from engage.config import erasures_file as erasures
+from engage.people.requests import note_requests
 from engage.store.keys import hash_of
 from engage.testing.factories import TIME, event, identify, suppression
-from engage.upkeep import erasures
 from support.commands import run
 from support.exports import on_store
 from support.people import KEY, fill, lines, traces

@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from engage.api import Kind, Subject
-from engage.keys.links import subscription_hash
+from engage.subscriptions.links import subscription_hash
 from engage.testing.factories import event, identify
 from support.commands import run
 from support.each import each

@@ -22,9 +22,9 @@ from engage.api import (
     SubscriptionChange,
 )
 from engage.cli.instance import now
+from engage.reading.scans import PAGE
 from engage.store.facade import Storage
 from engage.testing.factories import TIME, event, identify
-from engage.upkeep.export import PAGE
 from engage_plugins.sqlite.store import SqliteStorage
 from support.commands import run
 from support.exports import on_store

@@ -16,7 +16,7 @@ import pytest
 
 from engage.store.facade import Storage
 from engage.testing.factories import letter
-from engage.upkeep.verify import Report
+from engage.verify import Report
 from support.commands import run
 from support.exports import on_store
 from support.server_process import start_server

@@ -14,10 +14,10 @@ import pytest
 from tornado.iostream import IOStream
 
 from engage.api import StorageUnavailable
+from engage.audit import AUDIT, read_entry
 from engage.console.application import ACCEPTED_FIRST
 from engage.console.sign_in import sessions as sessions_module
 from engage.console.sign_in.links import hash_of, link_record, new_token
-from engage.upkeep.audit import AUDIT, read_entry
 from support.console import BrokenStore, console_here, sign_in_here
 from support.memory_store import MemoryStore
 from support.waiting import eventually

@@ -8,9 +8,9 @@ import re
 from pathlib import Path
 
 from engage.api import StorageUnavailable
+from engage.audit import Actor, record_audit
 from engage.console.display.formats import ROWS
 from engage.testing.factories import event, identify, letter, store_all
-from engage.upkeep.audit import Actor, record_audit
 from support.console import BrokenStore, console_here, sign_in_here
 
 #: Page → what it says without a row, the beginning of a link in a row, and the words of its links.

@@ -16,9 +16,9 @@ import httpx
 import pytest
 
 from engage.api import Backup, DeadLetter
+from engage.audit import Actor
+from engage.copy.backups import record_backup
 from engage.store.facade import Storage
-from engage.upkeep.audit import Actor
-from engage.upkeep.backups import record_backup
 from support.commands import run
 from support.console import CONSOLE
 from support.each import each

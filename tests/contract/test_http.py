@@ -17,7 +17,7 @@ import pytest
 
 from engage.api import Kind, StorageUnavailable, Subject
 from engage.handlers.operations import FORM, OPERATIONS, allowed_at
-from engage.keys.links import subscription_hash
+from engage.subscriptions.links import subscription_hash
 from support.server_inprocess import Valve, serving
 from support.server_process import KEY, SECRET
 from support.waiting import eventually

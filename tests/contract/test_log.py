@@ -27,9 +27,9 @@ from engage.api import (
 from engage.app import App, build
 from engage.config import load
 from engage.keys import table as keys_module
-from engage.keys.links import subscription_hash
 from engage.log import lag as log_lag
 from engage.pipeline import ingest as ingest_module
+from engage.subscriptions.links import subscription_hash
 from support.exports import registry
 from support.http_client import Answer
 from support.log_loading import items_of

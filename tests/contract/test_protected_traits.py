@@ -9,8 +9,8 @@ from typing import Any
 
 import orjson
 
+from engage.audit import Actor
 from engage.keys.changes import create_key
-from engage.upkeep.audit import Actor
 from support.memory_log import MemoryBroker
 from support.server_inprocess import BASIC, Serving, basic, serving
 

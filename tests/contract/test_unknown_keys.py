@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from engage.api import StorageUnavailable
+from engage.audit import Actor
 from engage.keys import table as keys
 from engage.keys.changes import create_key
 from engage.store.facade import Storage
-from engage.upkeep.audit import Actor
 from support.server_inprocess import BASIC, Serving, Valve, basic, serving
 from support.waiting import eventually
 

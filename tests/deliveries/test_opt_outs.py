@@ -24,8 +24,8 @@ from engage.api import (
     WebhookRequest,
 )
 from engage.config import SubscriptionGroup, Unsubscribes, Workspace
-from engage.deliveries.opt_outs import Effects, effects
 from engage.monitoring.metrics import Metrics
+from engage.subscriptions.opt_outs import Effects, effects
 from support.memory_log import MemoryBroker
 from support.provider_http import PUBLIC_URL, deliver, public
 from support.providers import mandrill_delivery, request, twilio_delivery

@@ -29,8 +29,8 @@ from engage.app import build
 from engage.config import Config, load
 from engage.deliveries.delivery import PATH_HEADER, REDACTED, redacted
 from engage.deliveries.receive import translate
-from engage.erasure.requests import erasure_requests
 from engage.monitoring.metrics import Metrics
+from engage.people.requests import erasure_requests
 from engage.pipeline.ingest import Ingest
 from engage.registry import shared_credentials
 from support.exports import registry

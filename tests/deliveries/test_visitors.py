@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from engage.api import Recipient, StorageContext, TranslatedEvent
-from engage.deliveries.recipients import Recipients
+from engage.subscriptions.recipients import Recipients
 from engage.testing.factories import event, identify, store_all
 from engage.testing.memory_store import MemoryStore
 

@@ -20,10 +20,10 @@ from engage.api import Event, Kind, LogRecord, Subject, record_of, render_time, 
 from engage.config import config_schema, load
 from engage.config.removed import without_removed
 from engage.errors import STATUS, ApiError, error_body, from_problems
-from engage.keys.links import subscription_hash
 from engage.keys.rules import Rules
 from engage.pipeline.validate import Schemas
 from engage.registry import load_plugins
+from engage.subscriptions.links import subscription_hash
 from engage.webhooks import events, options, requests
 from support import config_page, provider_page
 from support.commands import run

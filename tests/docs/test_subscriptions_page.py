@@ -18,7 +18,7 @@ import pytest
 from engage.api import Kind, Subject
 from engage.config import load
 from engage.handlers.preferences.looks import Looks
-from engage.keys.links import BY_ID, subscription_hash
+from engage.subscriptions.links import BY_ID, subscription_hash
 from support.go import go
 from support.node import node
 from support.preferences import GROUPS, ledger

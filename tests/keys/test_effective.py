@@ -13,6 +13,7 @@ import orjson
 import pytest
 
 from engage.api import EngageError, Record
+from engage.audit import AUDIT, Actor, read_entry
 from engage.config import Workspace, WriteKey
 from engage.keys.changes import KeyChangedError, KeyState, change_key, create_key
 from engage.keys.effective import (
@@ -26,7 +27,6 @@ from engage.keys.effective import (
     shown_rate,
 )
 from engage.store.facade import Storage
-from engage.upkeep.audit import AUDIT, Actor, read_entry
 from support.each import each
 
 ACME = Workspace(

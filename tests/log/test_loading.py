@@ -30,11 +30,11 @@ from engage.log import loading as load_module
 from engage.log.letters import DAMAGED
 from engage.pipeline.explain import STAMP
 from engage.pipeline.replay import is_delivery, obstacle_of
+from engage.reading.export import RecordKind, Selection, export
 from engage.store.events import EVENTS
 from engage.store.tables import Delete
 from engage.testing import event as bare_event
 from engage.testing.factories import letter
-from engage.upkeep.export import RecordKind, Selection, export
 from support.each import each
 from support.loaders import Loading, caught_up, load_all, loading, put
 from support.memory_log import MemoryBroker, MemoryReader, damaged_record, unknown_record

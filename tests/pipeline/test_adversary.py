@@ -21,13 +21,13 @@ import pytest
 
 from engage.api import EngageError, Kind, StorageContext, Subject
 from engage.config import Workspace, WriteKey
-from engage.erasure import erase
-from engage.erasure.addresses import named_addresses
-from engage.erasure.person import export_person
 from engage.errors import ApiError
 from engage.keys.auth import Principal
-from engage.keys.links import BY_ID, subscription_hash
+from engage.people import erase
+from engage.people.addresses import named_addresses
+from engage.people.person import export_person
 from engage.pipeline.operator import decide_link
+from engage.subscriptions.links import BY_ID, subscription_hash
 from engage.testing import MemoryStore
 from engage.testing.factories import all_pages, user, visitor
 from support import people

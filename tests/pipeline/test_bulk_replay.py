@@ -11,11 +11,11 @@ import orjson
 import pytest
 
 from engage.api import StorageUnavailable
+from engage.audit import AUDIT, Actor, read_entry
 from engage.pipeline import bulk_replay as module
 from engage.pipeline.bulk_replay import BulkReplay
+from engage.reading.letter_groups import LetterFilter
 from engage.testing.factories import letter
-from engage.upkeep.audit import AUDIT, Actor, read_entry
-from engage.upkeep.letter_groups import LetterFilter
 from support.pipeline import NOW
 from support.replay import Bench, make_bench
 from support.waiting import eventually

@@ -20,9 +20,9 @@ import orjson
 import pytest
 
 from engage.api import Kind, Recipient, StorageContext, Subject, TranslatedEvent
-from engage.deliveries.recipients import Recipients
 from engage.errors import ApiError
-from engage.keys.links import subscription_hash
+from engage.subscriptions.links import subscription_hash
+from engage.subscriptions.recipients import Recipients
 from engage.testing.factories import identify, store_all
 from engage_plugins.mongo.store import MongoStorage
 from engage_plugins.sqlite.store import SqliteStorage

@@ -14,15 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engage.api import Event, render_time
+from engage.api.times import parse_time
 from engage.errors import ApiError
-from engage.pipeline.normalise import (
-    Arrival,
-    Envelope,
-    apply_transformed,
-    normalise,
-    parse_time,
-    rfc3339,
-)
+from engage.pipeline.normalise import Arrival, Envelope, apply_transformed, normalise
+from engage.times import rfc3339
 from support.each import each
 from support.pipeline import NOW, SCHEMAS, limit
 

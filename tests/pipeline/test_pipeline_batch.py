@@ -15,10 +15,10 @@ import orjson
 import pytest
 
 from engage.api import Event, StorageUnavailable
+from engage.api.times import parse_time
 from engage.handlers.events import batch_answer
 from engage.pipeline import items as steps
 from engage.pipeline.items import Items
-from engage.pipeline.normalise import parse_time
 from engage.pipeline.pipeline import ENVELOPE_BYTES
 from support.each import each
 from support.pipeline import BAD, GOOD, error_of, make_core, send_batch, send_event

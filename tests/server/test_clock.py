@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from engage.pipeline.normalise import parse_time
+from engage.api.times import parse_time
 from support.server_process import Server, start_server
 from support.system_clock import SystemClock
 

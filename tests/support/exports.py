@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 import orjson
 
 from engage.api import Record
+from engage.audit import AUDIT, AuditEntry, read_entry
 from engage.config import load
+from engage.reading.export import RecordKind, Selection, export
 from engage.registry import Registry, load_plugins
 from engage.store.facade import Storage
 from engage.testing.factories import all_pages
-from engage.upkeep.audit import AUDIT, AuditEntry, read_entry
-from engage.upkeep.export import RecordKind, Selection, export
 
 Result = TypeVar("Result")
 

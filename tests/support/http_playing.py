@@ -22,12 +22,12 @@ from typing import Any, Final
 from unittest import mock
 
 from engage.api import StorageUnavailable
+from engage.audit import Actor
 from engage.keys.changes import create_key
 from engage.monitoring.logs import ACCESS
 from engage.monitoring.metrics import Metrics
 from engage.monitoring.refusals import Refusal
 from engage.pipeline.pipeline import Pipeline
-from engage.upkeep.audit import Actor
 from support.http_client import DEADLINE, RawClient
 from support.http_corpus import HALF_CLOSE, HANG_UP, PAUSE, READ, READ_HEAD, WAIT, Group
 from support.server_inprocess import Serving, Valve, serving

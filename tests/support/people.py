@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from engage.api import EventFilter, StorageContext, Suppression
+from engage.audit import Actor, record_audit
 from engage.config import Config, Erasures, StorageConfig, SubscriptionGroup, Workspace, WriteKey
-from engage.erasure.addresses import named_addresses
+from engage.people.addresses import named_addresses
+from engage.reading.export import KINDS, render
 from engage.testing import MemoryStore
 from engage.testing.factories import TIME, all_pages, event, identify, letter, visitor
-from engage.upkeep.audit import Actor, record_audit
-from engage.upkeep.export import KINDS, render
 from support import mongo
 from support.rules.erasures import change
 from support.sqlite import make

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from engage.api import Kind, Subject
-from engage.keys.links import BY_ID, subscription_hash
+from engage.subscriptions.links import BY_ID, subscription_hash
 from support.server_process import SECRET, Server
 
 PAGE = "/api/public/subscription-management/page"

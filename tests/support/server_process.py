@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import httpx
 
-from engage.upkeep.export import RecordKind
+from engage.reading.export import RecordKind
 from support.exports import exported
 from support.nursery import Forked, nursery
 from support.processes import children

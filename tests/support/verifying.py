@@ -32,7 +32,7 @@ from engage.pipeline.validate import Schemas
 from engage.registry import load_plugins
 from engage.testing import event
 from engage.testing.factories import IDENTIFIERS, TIME, letter, suppression, user, visitor
-from engage.upkeep.verify import Report, Settings, verify
+from engage.verify import Report, Settings, verify
 from support.server_process import Server
 from support.traffic import Sender, Traffic
 

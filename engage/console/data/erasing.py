@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from engage.api import EngageError
-from engage.erasure.erase import Receipt, in_words
+from engage.people.erase import Receipt, in_words
 
 __all__ = ["Erasing"]
 
@@ -25,7 +25,7 @@ class Erasing:
     """The erasure of one user. If the console ends before it does, it begins again when the
     operator asks for it again.
 
-    :param work: calls :func:`~engage.erasure.erase.erase_user` with ``report``.
+    :param work: calls :func:`~engage.people.erase.erase_user` with ``report``.
     """
 
     def __init__(self, workspace_id: str, user_id: str, work: Callable[..., Work]) -> None:

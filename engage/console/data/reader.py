@@ -16,8 +16,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple, TypeVar
 
 from engage.api import StorageUnavailable
+from engage.reading.time_limit import within
 from engage.store.facade import Storage
-from engage.upkeep.time_limit import within
 
 __all__ = ["AT_ONCE", "PATIENCE", "InTurn", "Outage", "Reader", "SharedRead"]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from engage.console.display.formats import ROWS
 from engage.monitoring.visible import cell
-from engage.upkeep.live import Row
+from engage.reading.live import Row
 
 __all__ = ["Seen", "seen"]
 

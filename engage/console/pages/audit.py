@@ -7,8 +7,8 @@ from collections.abc import Awaitable
 from typing import Any
 
 from engage.api import Page, Record
+from engage.audit import AUDIT, read_entry
 from engage.console.listing import ListPage
-from engage.upkeep.audit import AUDIT, read_entry
 
 __all__ = ["AuditHandler"]
 

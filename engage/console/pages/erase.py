@@ -9,22 +9,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from engage.api import EngageError, StorageUnavailable
+from engage.config.erasures_file import key_of
 from engage.console.base import ConsoleHandler
 from engage.console.data.erasing import Erasing
 from engage.console.data.reader import InTurn
 from engage.console.display.formats import ROWS
-from engage.erasure.addresses import named_addresses
-from engage.erasure.erase import erase_user
-from engage.erasure.own_events import own_events
-from engage.erasure.person import (
+from engage.people.addresses import named_addresses
+from engage.people.erase import erase_user
+from engage.people.own_events import own_events
+from engage.people.person import (
     OtherVisitor,
     export_person,
     other_addresses,
     other_visitors,
     person_of,
 )
-from engage.erasure.requests import Request, erasure_requests
-from engage.upkeep.erasures import key_of
+from engage.people.requests import Request, erasure_requests
 
 __all__ = ["EraseHandler", "PersonHandler"]
 
@@ -34,7 +34,7 @@ class _Others(NamedTuple):
 
     #: The addresses that surely are the user's.
     certain: Sequence[str] = ()
-    #: See :func:`~engage.erasure.person.other_addresses`.
+    #: See :func:`~engage.people.person.other_addresses`.
     addresses: Mapping[str, bool] = {}
     visitors: Sequence[OtherVisitor] = ()
     #: Address → number of the deliveries whose user was found by it.

@@ -13,7 +13,7 @@ from engage.api import EVENT_TYPES, Event, EventFilter
 from engage.console.base import ConsoleHandler
 from engage.console.display.formats import ROWS
 from engage.console.listing import Found, ListPage, find
-from engage.upkeep.live import quoted, row_of_event
+from engage.reading.live import quoted, row_of_event
 
 __all__ = ["EventsFileHandler", "EventsHandler", "fields_of", "search_events"]
 

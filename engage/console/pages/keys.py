@@ -11,6 +11,7 @@ from typing import Final
 from tornado.web import HTTPError
 
 from engage.api import EngageError, StorageUnavailable
+from engage.config.erasures_file import erasures_path
 from engage.console.base import ConsoleHandler
 from engage.console.data.history import Overview
 from engage.console.display.snippets import server_url, snippets
@@ -26,7 +27,6 @@ from engage.keys.effective import (
     shown_rate,
     words,
 )
-from engage.upkeep.erasures import erasures_path
 
 __all__ = ["KeysHandler"]
 

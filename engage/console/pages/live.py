@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from engage.console.base import ConsoleHandler
 from engage.console.pages.events import fields_of
-from engage.upkeep.live import RING, Wanted
+from engage.reading.live import RING, Wanted
 
 __all__ = ["LiveHandler", "LiveJsonHandler"]
 

@@ -17,9 +17,9 @@ from engage.console.pages.rejected import cause_link
 from engage.console.pages.sending import send_test_event
 from engage.keys.quotas import read_used, used_up
 from engage.monitoring.history import DAY, HOUR, MINUTE
-from engage.pipeline.subscriptions import CHANGE_EVENT
-from engage.upkeep.letter_groups import group_letters
-from engage.upkeep.live import Wanted
+from engage.reading.letter_groups import group_letters
+from engage.reading.live import Wanted
+from engage.subscriptions.choices import CHANGE_EVENT
 
 if TYPE_CHECKING:
     from engage.log.lag import Lag

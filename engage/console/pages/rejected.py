@@ -17,8 +17,8 @@ from engage.console.display.formats import ROWS
 from engage.console.listing import Found, ListPage
 from engage.pipeline.bulk_replay import BulkReplay
 from engage.pipeline.replay import is_delivery
+from engage.reading.letter_groups import LetterFilter, delete_letters, group_letters
 from engage.store.facade import Storage
-from engage.upkeep.letter_groups import LetterFilter, delete_letters, group_letters
 
 if TYPE_CHECKING:
     from engage.pipeline.explain import Explained

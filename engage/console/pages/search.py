@@ -16,10 +16,10 @@ from engage.console.display.formats import ROWS, number, plural
 from engage.console.listing import Found, ListPage, find
 from engage.console.pages.events import FILE_LIMIT, search_events
 from engage.console.pages.users import note_on
+from engage.reading.live import Wanted, row_of_letter
+from engage.reading.scans import PAGE
 from engage.store.identifiers import named
 from engage.store.people import people
-from engage.upkeep.export import PAGE
-from engage.upkeep.live import Wanted, row_of_letter
 
 __all__ = ["SearchHandler"]
 

@@ -13,7 +13,7 @@ from engage.api import Kind, Subject
 from engage.console.display.formats import number
 from engage.console.listing import Found, ListPage, find
 from engage.console.pages.users import CHOICES
-from engage.upkeep.export import PAGE
+from engage.reading.scans import PAGE
 
 __all__ = ["SubscriptionsHandler"]
 

@@ -10,9 +10,9 @@ from engage.api import DAY_MS, BackupStore
 from engage.console.base import ConsoleHandler
 from engage.console.data.badge import Budget, budgets_of
 from engage.console.display.formats import number, plural, size, span
-from engage.erasure.erase import obstacle
+from engage.copy.backups import last_backup
 from engage.monitoring.history import MINUTE, UP
-from engage.upkeep.backups import last_backup
+from engage.people.erase import obstacle
 
 if TYPE_CHECKING:
     from engage.config import Config

@@ -26,9 +26,9 @@ from engage.console.pages.events import search_events
 from engage.errors import quote
 from engage.pipeline.operator import decide_link
 from engage.pipeline.replay import MAX_SHOWN
+from engage.reading.live import RING, Row, Wanted, row_of_event
 from engage.store.choices import Known, person
 from engage.store.people import people
-from engage.upkeep.live import RING, Row, Wanted, row_of_event
 
 __all__ = ["UserHandler", "UsersHandler", "note_on"]
 

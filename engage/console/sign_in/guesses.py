@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from engage.audit import new_id
 from engage.http1.addresses import network_of
-from engage.upkeep.audit import new_id
 
 __all__ = ["Guesses"]
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from engage.api import StorageUnavailable
 from engage.console.sign_in.links import KIND as LINK
 from engage.console.sign_in.sessions import ENDED_KIND, LONGEST_SECONDS
-from engage.upkeep.export import PAGE
+from engage.reading.scans import PAGE
 
 if TYPE_CHECKING:
     from engage.console.data.reader import Reader

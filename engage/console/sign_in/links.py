@@ -30,8 +30,8 @@ import orjson
 
 from engage.api import Record, StorageUnavailable
 from engage.console.data.reader import PATIENCE, SharedRead
+from engage.reading.scans import all_pages
 from engage.store.facade import Storage
-from engage.upkeep.export import all_pages
 
 if TYPE_CHECKING:
     from engage.config import Config, ConsoleConfig

@@ -22,7 +22,7 @@ from tornado.web import create_signed_value, decode_signed_value
 
 from engage.api import Record, StorageUnavailable
 from engage.console.data.reader import SharedRead
-from engage.upkeep.export import all_pages
+from engage.reading.scans import all_pages
 
 if TYPE_CHECKING:
     from engage.console.data.reader import Reader

@@ -19,14 +19,14 @@ from engage.errors import ApiError, Limit, body_too_large
 from engage.handlers.base import Handler
 from engage.handlers.subscriptions import arguments_of, link_of, source_of
 from engage.keys.auth import KEYLESS_BODY
-from engage.keys.links import BY_ID
-from engage.pipeline.subscriptions import OBJECTION
+from engage.subscriptions.choices import OBJECTION
+from engage.subscriptions.links import BY_ID
 from engage.webhooks import form_fields
 
 if TYPE_CHECKING:
     from engage.config import SubscriptionGroup, Workspace
     from engage.handlers.preferences.looks import Look, Words
-    from engage.keys.links import Person
+    from engage.subscriptions.links import Person
 
 __all__ = ["ONE_CLICK_BODY", "PreferencesHandler", "changes_of_form", "is_one_click", "stopped"]
 

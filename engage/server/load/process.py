@@ -24,11 +24,11 @@ from engage.monitoring.prometheus import SharedNumbers, registry_of
 from engage.pipeline.clock import Clock
 from engage.pipeline.ingest import Ingest
 from engage.pipeline.observers import Observers
+from engage.reading.time_limit import within
 from engage.server.load.endpoints import log_section, serve_endpoints
 from engage.server.worker import CLOSE_SECONDS, handle_signals, sample, start_task
 from engage.upkeep.dropped_changes import report_dropped_changes
 from engage.upkeep.readiness import Readiness
-from engage.upkeep.time_limit import within
 
 if TYPE_CHECKING:
     from engage.config import Config

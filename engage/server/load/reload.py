@@ -18,11 +18,11 @@ from engage.api import DAY_MS, DeadLetter, Event, StorageError
 from engage.log.loading import READ_WAIT, Range
 from engage.monitoring import logs
 from engage.monitoring.metrics import Metrics
+from engage.reading.time_limit import within
 from engage.server.load.endpoints import log_section
 from engage.server.load.process import Load
 from engage.server.serve import secrets_of
 from engage.server.worker import handle_signals
-from engage.upkeep.time_limit import within
 
 if TYPE_CHECKING:
     from engage.config import Config

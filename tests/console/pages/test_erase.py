@@ -254,7 +254,7 @@ class Failing(MemoryStore):
 async def test_a_download_that_fails_is_not_taken_for_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engage.upkeep.export.PAUSE", 0)
+    monkeypatch.setattr("engage.reading.scans.PAUSE", 0)
     store = Failing()
     await store.write([event(f"n{number}", user_id="ann") for number in range(2000)])
     async with console(tmp_path, store) as client:

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from engage.api import Record
+from engage.audit import AUDIT
 from engage.console.data.reader import Reader
 from engage.console.sign_in.housekeeping import KINDS, expire_once
 from engage.console.sign_in.sessions import LONGEST_SECONDS
-from engage.upkeep.audit import AUDIT
 from support.console import Clock
 from support.memory_store import MemoryStore
 

@@ -15,8 +15,8 @@ import pymongo
 import pytest
 
 from engage.api import StorageUnavailable
+from engage.reading import export
 from engage.testing import WORKSPACE, event, identify
-from engage.upkeep import export
 from engage_plugins.mongo import schema, store, writer
 from support import mongo
 from support.mongo_proxy import Proxy, closing_updates

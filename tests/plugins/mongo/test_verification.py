@@ -13,7 +13,7 @@ import pymongo
 import pytest
 
 from engage.testing.factories import IDENTIFIERS
-from engage.upkeep.verify import Report
+from engage.verify import Report
 from support import mongo
 from support.commands import run
 from support.exports import on_store

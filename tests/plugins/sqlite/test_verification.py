@@ -19,7 +19,7 @@ import pytest
 from engage.api import StorageUnavailable
 from engage.testing.factories import TIME
 from engage.testing.storage.histories import everything
-from engage.upkeep.verify import Report
+from engage.verify import Report
 from engage_plugins.sqlite.keys import saved
 from engage_plugins.sqlite.writer.operations import MISSED, Operation
 from engage_plugins.sqlite.writer.writer import Writer
@@ -237,7 +237,7 @@ async def test_nothing_is_repaired_while_there_are_rows_of_nobody(tmp_path: Path
 _KILLED = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from engage.upkeep.verify import run
+from engage.verify import run
 from support.sqlite import make
 from support.verifying import verified
 

@@ -8,7 +8,7 @@ from typing import Any
 from engage.api import Fetch, NothingSigned, SignatureMismatch
 from engage.deliveries.fetcher import Fetcher, FetchError
 from engage.deliveries.receive import translate, verify
-from engage.deliveries.recipients import without_lookup
+from engage.subscriptions.recipients import without_lookup
 from support.provider_cases import CASES
 from support.providers import MAPPINGS, VECTORS, assert_matches, delivery_of, make, request_of
 
