@@ -200,8 +200,11 @@ class _Run:
                 or any(x.endswith(_FIRST) for x, _ in self.report.unprovable)
             )
             notes.sort()
-            first = (await store.scan(EventFilter(), after=None, limit=1)).items
-            oldest = first[0].received_at if first else float("inf")
+            oldest = float("inf")
+            # A page of one event is empty if that was erased.
+            async for event in all_pages(partial(store.scan, EventFilter())):
+                oldest = event.received_at
+                break
             rules = Rules(
                 limits=settings.context.profile_limits,
                 horizon=self._horizon(now, oldest),
