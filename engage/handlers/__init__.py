@@ -5,7 +5,7 @@
 ``operations.py``     the table: paths, methods and documentation of each operation
 ``routes.py``         which handler serves which operation, and the router
 ``base.py``           the work that all handlers share: check, answer, errors, CORS
-``events.py``         identify, track, page, screen, group, alias, batch
+``calls.py``          identify, track, page, screen, group, alias, batch
 ``subscriptions.py``  a user's subscriptions, for programs
 ``preferences/``      the page on which people choose what they receive
 ``webhook.py``        deliveries of webhook providers

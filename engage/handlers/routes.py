@@ -11,7 +11,7 @@ from tornado import httputil
 
 from engage.api import CONFLICT
 from engage.handlers.base import METHODS, Handler, Route, Services
-from engage.handlers.events import BatchHandler, EventHandler
+from engage.handlers.calls import BatchHandler, EventHandler
 from engage.handlers.files import DescriptionHandler, PageHandler, SnippetHandler
 from engage.handlers.health import AliveHandler, ReadyHandler
 from engage.handlers.missing import MissingHandler

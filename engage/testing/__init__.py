@@ -58,13 +58,13 @@ from .log.reading import LogReadTests  # noqa: E402
 from .memory_store import MemoryStore  # noqa: E402
 from .providers import ProviderConformance  # noqa: E402
 from .storage.backups import BackupTests  # noqa: E402
-from .storage.events import EventTests  # noqa: E402
 from .storage.failures import FailureTests  # noqa: E402
 from .storage.follows import FollowTests  # noqa: E402
 from .storage.harness import Bench, Subject, on_store  # noqa: E402
 from .storage.histories import HistoryTests  # noqa: E402
 from .storage.processes import ProcessTests  # noqa: E402
 from .storage.steps import StepTests  # noqa: E402
+from .storage.stored_events import EventTests  # noqa: E402
 
 __all__ = [
     "WORKSPACE",

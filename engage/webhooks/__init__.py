@@ -33,6 +33,6 @@ making events                          :func:`track` :func:`message_id` :func:`e
 
 from __future__ import annotations
 
-from engage.webhooks.events import *
 from engage.webhooks.options import *
 from engage.webhooks.requests import *
+from engage.webhooks.translation import *

@@ -23,7 +23,7 @@ import orjson
 
 from engage.api import PayloadInvalid, SignatureMismatch, WebhookRequest
 from engage.api.json_values import IDS, read_json, storable
-from engage.webhooks.events import at
+from engage.webhooks.translation import at
 
 __all__ = [
     "body_members",

@@ -4,13 +4,13 @@
 ====================  =================================================================
 ``store.py``          the interface that the core calls: opening, readiness, the work left for later
 ``writer.py``         storing events with their changes, and completing writes that a crash cut off
-``events.py``         the collection of events
+``stored_events.py``  the collection of events
 ``arrivals.py``       the journal of arrivals: an order of events that is final
 ``changes.py``        the plan that applies the changes of events: its steps as queries and updates
 ``profiles.py``       what a process remembers of profiles, and deleting them
-``people.py``         plans that read profiles: their steps as queries
+``people_steps.py``   plans that read profiles: their steps as queries
 ``identifiers.py``    the values by which users and visitors are found, and since when each has one
-``subscriptions.py``  subscription choices and their history, and the upgrade of version 1
+``choices.py``        subscription choices and their history, and the upgrade of version 1
 ``steps.py``          plans: their steps as queries and updates
 ``tables.py``         how the rows of plans are documents, or sums over documents
 ``counts.py``         counters per minute and hour
@@ -21,10 +21,6 @@
 ``verification.py``   damage that only this storage can see
 ``schema.py``         preparing the store: collections, indexes, version, shard keys
 ====================  =================================================================
-
-The modules of the tables of the SQLite storage have the same names. It has a ``reader.py`` besides,
-because SQLite reads through a connection and a thread of their own; here reading and writing share
-the driver's pool, so each module reads its own collection.
 """
 
 from __future__ import annotations

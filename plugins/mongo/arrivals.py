@@ -38,9 +38,9 @@ from engage.store.tables import MAX_PAGE_BYTES
 
 from .connection import BATCH, MAX_ATTEMPTS, Connection
 from .documents import Sequencer, below, decode_event
-from .events import ERASED_TYPE
 from .paging import ARRIVAL, arrived_after, cursor_of, parse_cursor
 from .schema import ARRIVALS, EVENTS, META
+from .stored_events import ERASED_TYPE
 
 #: Seconds between two updates of the document of a process that has nothing to enter. After twice
 #: as long it must be updated before anything is acknowledged, and after six times as long another

@@ -67,7 +67,7 @@ from .connection import UNCHANGED, Connection, all_of
 from .documents import NEVER, any_of, encode_value, escape_key, pair_id, scoped_id
 from .identifiers import Claim
 from .paging import beyond
-from .people import PLACE_OF, TIMES, Document, PeopleSteps, link_row, membership
+from .people_steps import PLACE_OF, TIMES, Document, PeopleSteps, link_row, membership
 from .profiles import Known, delete_visitors
 
 _log = logging.getLogger("engage.storage.mongo")

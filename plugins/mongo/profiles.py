@@ -30,7 +30,7 @@ from .documents import (
     subject_id,
 )
 from .paging import STEP, beyond
-from .people import PeopleSteps
+from .people_steps import PeopleSteps
 from .schema import LINKS, META, PLACES, SUBSCRIPTIONS, USERS, VISITORS
 
 Result = TypeVar("Result")

@@ -32,7 +32,7 @@ from .documents import escape_key
 from .paging import ARRIVAL
 
 if TYPE_CHECKING:
-    from .subscriptions import Upgrade
+    from .choices import Upgrade
 
 _log = logging.getLogger("engage.storage.mongo")
 

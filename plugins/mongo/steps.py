@@ -53,7 +53,7 @@ from .changes import Changes
 from .connection import BATCH, DUPLICATE, MAX_ATTEMPTS, UNCHANGED, Connection, all_of
 from .documents import Sequencer
 from .paging import read_page
-from .people import PeopleSteps
+from .people_steps import PeopleSteps
 from .profiles import Known
 from .tables import FORMS, Document, Form, Totals
 

@@ -30,15 +30,15 @@ from engage.store.facade import Storage
 from engage.store.tables import Plan
 
 from .arrivals import BEAT, Arrivals
+from .choices import Subscriptions, Upgrade, apply_all
 from .connection import CLOSE_SECONDS, Connection
 from .counts import Counts
 from .documents import Sequencer, is_text
-from .events import Events
 from .identifiers import Identifiers, declared_traits
 from .profiles import ERASURES_SECONDS, Known, Visitors
 from .schema import META, Preparation, Schema
 from .steps import Steps
-from .subscriptions import Subscriptions, Upgrade, apply_all
+from .stored_events import Events
 from .url import DEFAULT_URL
 from .verification import Verification
 from .writer import Writer

@@ -22,7 +22,6 @@ from .documents import (
     subject_id,
     subject_of,
 )
-from .events import ERASED_TYPE
 from .paging import STEP, read_page
 from .schema import (
     DEAD_LETTERS,
@@ -35,6 +34,7 @@ from .schema import (
     SUPPRESSIONS,
     VISITOR_MEMBERSHIPS,
 )
+from .stored_events import ERASED_TYPE
 
 _Document = Mapping[str, Any]
 #: Yields what is wrong with a document.

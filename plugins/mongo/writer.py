@@ -33,10 +33,10 @@ from engage.store.events import Changing, UnstorableError
 from .arrivals import Arrivals, Run
 from .connection import DUPLICATE, Connection
 from .documents import Sequencer, encode_event, event_id
-from .events import Events
 from .profiles import Known
 from .schema import EVENTS
 from .steps import Steps
+from .stored_events import Events
 
 #: Marked events that are completed at once.
 _STEP: Final = 500

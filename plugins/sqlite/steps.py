@@ -37,7 +37,7 @@ from engage.store.tables import (
 
 from .connection import insert, look_up
 from .keys import parts
-from .keys.keys import Keys
+from .keys.event_keys import Keys
 from .pages import delete_page, page
 from .tables import OWNERS, Numbers, sql_of
 

@@ -28,7 +28,7 @@ from .connection import (
     primary_code,
     translating_errors,
 )
-from .keys.keys import Keys
+from .keys.event_keys import Keys
 
 #: Seconds between two attempts to get a lock that another process holds.
 LOCK_PAUSE: Final = 0.0005

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from engage.api import Kind, Subject, SubscriptionChange
 from engage.cli import main
 from engage.testing.factories import AWKWARD, TIME, event, identify, letter
-from engage.testing.storage.events import VALUES
+from engage.testing.storage.stored_events import VALUES
 from support import mongo
 from support.sqlite import config_file, open_store
 

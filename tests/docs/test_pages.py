@@ -24,7 +24,7 @@ from engage.keys.rules import Rules
 from engage.pipeline.validate import Schemas
 from engage.registry import load_plugins
 from engage.subscriptions.links import subscription_hash
-from engage.webhooks import events, options, requests
+from engage.webhooks import options, requests, translation
 from support import config_page, provider_page
 from support.commands import run
 from support.each import each
@@ -47,7 +47,7 @@ def blocks(text: str, language: str) -> list[str]:
 def test_the_tables_of_helpers_are_those_of_the_package() -> None:
     text = provider_page.PAGE.read_text("utf-8")
     assert provider_page.page(text) == text, "run: python tests/support/provider_page.py"
-    modules = (events, options, requests)
+    modules = (translation, options, requests)
     public = {name for module in modules for name in module.__all__}
     assert sorted(re.findall(r"^\| `(\w+)\(", text, re.M)) == sorted(public)
 

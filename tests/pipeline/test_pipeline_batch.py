@@ -16,7 +16,7 @@ import pytest
 
 from engage.api import Event, StorageUnavailable
 from engage.api.times import parse_time
-from engage.handlers.events import batch_answer
+from engage.handlers.calls import batch_answer
 from engage.pipeline import items as steps
 from engage.pipeline.items import Items
 from engage.pipeline.pipeline import ENVELOPE_BYTES

@@ -31,7 +31,8 @@ from engage.store.tables import (
 from engage_plugins.sqlite import pages as sqlite_pages
 from engage_plugins.sqlite import steps
 from engage_plugins.sqlite.engine import Engine
-from engage_plugins.sqlite.keys import keys, merge, parts
+from engage_plugins.sqlite.keys import event_keys as keys
+from engage_plugins.sqlite.keys import merge, parts
 from support.executors import (
     CONTEXT,
     NUMBERED,

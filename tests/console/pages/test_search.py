@@ -20,7 +20,7 @@ from engage.console.pages import search
 from engage.store import events
 from engage.store.facade import Storage
 from engage.testing.factories import TIME, event, identify, letter, store_all
-from engage_plugins.mongo import events as mongo_events
+from engage_plugins.mongo import stored_events as mongo_events
 from support import mongo
 from support.console import BrokenStore, console_here, sign_in_here
 from support.console_data import STORAGES

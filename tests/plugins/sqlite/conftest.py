@@ -11,7 +11,8 @@ from tornado.ioloop import IOLoop
 
 from engage_plugins.sqlite import engine as engine_module
 from engage_plugins.sqlite.engine import Engine
-from engage_plugins.sqlite.keys import keys, merge, parts
+from engage_plugins.sqlite.keys import event_keys as keys
+from engage_plugins.sqlite.keys import merge, parts
 from engage_plugins.sqlite.store import SqliteStorage
 from support.sqlite import make
 from support.sqlite_keys import opened

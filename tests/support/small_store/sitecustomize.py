@@ -10,7 +10,7 @@ import os
 import sqlite3
 
 from engage_plugins.sqlite import backup, checkpoint, connection, schema
-from engage_plugins.sqlite.keys import keys
+from engage_plugins.sqlite.keys import event_keys as keys
 
 checkpoint.CHECKPOINT_BYTES = 400_000
 checkpoint.REST_BYTES = 80_000

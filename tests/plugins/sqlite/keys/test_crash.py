@@ -25,7 +25,8 @@ from pathlib import Path
 from engage.api import Status, StorageUnavailable
 from engage.testing import event
 from engage_plugins.sqlite import checkpoint
-from engage_plugins.sqlite.keys import keys, merge, parts
+from engage_plugins.sqlite.keys import event_keys as keys
+from engage_plugins.sqlite.keys import merge, parts
 from engage_plugins.sqlite.engine import Engine
 from support import sqlite
 from support.sqlite import settings
