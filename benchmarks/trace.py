@@ -43,7 +43,7 @@ ROOT = Path(__file__).resolve().parents[1]
 #: raises one names the number in its commit.
 BOUNDS = {
     "track": {"calls": 212, "files": 42, "back_up": 14},
-    "webhook": {"calls": 244, "files": 45, "back_up": 22},
+    "webhook": {"calls": 244, "files": 46, "back_up": 22},
 }
 #: Requests before the counted ones, and counted requests.
 WARM, COUNTED = 20, 5

@@ -27,10 +27,10 @@ other work on a store
 ``upkeep/``         what a server does by itself: readiness, retention, budgets
 ``reading/``        pages, time limits, exports, the newest events
 ``audit.py``        who changed what on this server
+``durable.py``      makes a change of a folder durable
 ------------------  --------------------------------------------------------------------------------
 what these parts use
 ----------------------------------------------------------------------------------------------------
-``store/``          what is kept: the rules as plans over tables, which a storage executes
 ``config/``         reads and checks the config file
 ``registry/``       finds the plugins, and makes those that the config selects
 ``errors.py``       the error codes with their statuses, and the body of an error
@@ -42,6 +42,7 @@ what these parts use
 PUBLIC, for plugins
 ----------------------------------------------------------------------------------------------------
 ``api/``            all that a plugin imports: events, the interfaces of storages, logs, providers
+``store/``          what is kept: the rules as plans over tables, which a storage executes
 ``hookspecs.py``    the hooks that a plugin implements
 ``webhooks/``       what webhook providers share: signatures, parsing, making events
 ``testing/``        the conformance suites for storages, logs and webhook providers
@@ -57,8 +58,7 @@ Where to add something:
 - an endpoint: ``handlers/``
 - a console page: a handler in ``console/pages/`` with its template, and its route in
   ``console/application.py``
-- a method of storages: ``api/storage.py``, with its tests in ``testing/``, then each storage in
-  ``plugins/``
+- a method of storages: beside its rule in ``store/``; ``store/facade.py`` has the class
 - a method of logs: ``api/log.py``, with its tests in ``testing/``, then ``plugins/kafka/``
 - a webhook provider: one file in ``plugins/``, with the help of ``webhooks/``
 - a key of the config: ``config/sections.py`` and ``schemas/config.json``

@@ -20,7 +20,7 @@ import orjson
 from engage.api import EngageError
 from engage.config import Config
 from engage.config.config import ERASURES_SUFFIX
-from engage.reading.durable import sync_folder
+from engage.durable import sync_folder
 from engage.store.keys import fingerprint
 
 __all__ = [

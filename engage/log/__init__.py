@@ -14,9 +14,8 @@
 ``gaps.py``        the records that the log deleted before they were loaded
 =================  ================================================================
 
-Only these import it, each inside a function: ``engage.app.build``, ``engage check`` and ``verify``
-in ``engage/cli/``, the overview and the system page of the console; and the processes that run it,
-in ``engage/server/load/``.
+Only these import it, each inside a function: ``engage.app.build``, the commands in ``engage/cli/``
+and the console; and the processes that run it, in ``engage/server/load/``.
 
 To be rid of the log, delete these two folders, the command (``engage/cli/load.py``), the interface
 (``engage/api/log.py`` and ``log_records.py``), its suite (``engage/testing/log/``), the plugin

@@ -6,7 +6,6 @@
 ``time_limit.py``     limits how long a call of the storage may take
 ``export.py``         the records of a store as JSON
 ``cursor_file.py``    a file that says up to which event an export has written
-``durable.py``        makes a change of a folder durable
 ``letter_groups.py``  groups dead letters by their cause
 ``live.py``           the newest events and dead letters, read once a second
 ``refused.py``        requests that were refused as a whole

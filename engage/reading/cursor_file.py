@@ -12,7 +12,7 @@ from typing import Final
 import orjson
 
 from engage.api import EngageError, ForeignCursor, render_time
-from engage.reading.durable import sync_folder
+from engage.durable import sync_folder
 
 __all__ = ["CursorFile"]
 

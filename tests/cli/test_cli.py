@@ -29,7 +29,6 @@ import engage.server.serve
 from engage.api import Event, EventFilter, StorageUnavailable
 from engage.cli.output import safe
 from engage.config import Config, load
-from engage.reading import export as upkeep_export
 from engage.registry import Registered, Registry
 from engage.registry.discovery import Discovered
 from engage.testing.factories import event, identify, letter
@@ -266,7 +265,7 @@ def test_make_run_starts_the_server_without_telling_how(tmp_path: Path) -> None:
     program.chmod(0o755)
     (venv / ".run").touch()
     command = ["make", "-s", "-f", str(makefile), "run", f"VENV={venv}", f"CONFIG={config}"]
-    starts = "\nStarting the server. The link to its console follows:\n\nserves\n"
+    starts = "\nStarting the server.\n\nserves\n"
     for created in (True, False):
         done = subprocess.run(command, cwd=makefile.parent, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "")
@@ -677,7 +676,7 @@ def test_an_interrupted_export_is_continued(
 ) -> None:
     path = config_file(tmp_path)
     fill(path, *(event(f"m{n}", at=n) for n in range(1203)))
-    monkeypatch.setattr(upkeep_export, "PAUSE", 0.0)
+    monkeypatch.setattr("engage.reading.scans.PAUSE", 0.0)
     scan = SqliteStorage.scan
 
     async def busy(self: SqliteStorage, wanted: EventFilter, **page: Any) -> Any:

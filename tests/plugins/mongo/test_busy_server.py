@@ -120,7 +120,7 @@ async def test_an_export_gets_through_although_pages_take_long_or_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A page may take longer than any other call; one that fails is read again."""
-    monkeypatch.setattr(export, "PAUSE", 0.0)
+    monkeypatch.setattr("engage.reading.scans.PAUSE", 0.0)
     pages = 0
 
     def busy(name: str, command: Any) -> Any:
