@@ -48,7 +48,7 @@ help:
 
 run: install
 	@[ -e "$(CONFIG)" ] || $(BIN)/engage init --then-serve --config "$(CONFIG)"
-	@printf '\nStarting the server. The link to its console follows:\n\n'
+	@printf '\nStarting the server.\n\n'
 	@exec $(BIN)/engage serve --config "$(CONFIG)"
 
 install: $(VENV)/.run

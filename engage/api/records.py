@@ -27,7 +27,7 @@ class Record:
     #: When it was last written: milliseconds since 1970 UTC.
     at: int
     #: How often it was written: 1, 2, … The store sets it, and ignores it in
-    #: :meth:`RecordStore.put_record`.
+    #: :meth:`engage.store.records.Records.put_record`.
     version: int = 0
 
     def check(self) -> None:

@@ -14,7 +14,7 @@
 ``dead_letters.py``   ``engage dead-letters list``, ``show``, ``delete``, ``check`` and ``replay``
 ``users.py``          ``engage users show``, ``remove-trait``, ``unlink`` and ``link``
 ``subscriptions.py``  ``engage subscriptions import`` and ``export``, ``engage subscription-link``
-``suppressions.py``   ``engage suppressions list`` and ``remove``
+``suppressions.py``   ``engage suppressions list``, ``check`` and ``remove``
 ``erase.py``          ``engage erase``, ``erase user`` and ``erase requests``
 ``keys.py``           ``engage keys list``, ``add``, ``disable``, ``enable`` and ``archive``
 ``webhooks.py``       ``engage webhook-url``, ``webhook-test`` and ``webhook-retry``

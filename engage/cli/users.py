@@ -46,9 +46,9 @@ def show(instance: Instance, user: str, *, as_json: bool) -> None:
     """Print what is known of a user, or of a visitor.
 
     ID is a user id, or the anonymous id of a visitor. The command prints the profile (traits,
-    groups, anonymous ids, and when the user was seen first and last), the subscription choices,
-    and the newest events with this id. A track, page or screen call makes no profile, so there may
-    be events without one. The exit status is 1 if nothing is known of the id.
+    groups, anonymous ids, the time of the first event and that of the last change), the
+    subscription choices, and the newest events with this id. A track, page or screen call makes no
+    profile, so there may be events without one. The exit status is 1 if nothing is known of the id.
     """
     found = instance.run(_look_up, instance.workspace.id, user)
     about = {} if found.user is None else orjson.loads(render("users", found.user).json)
@@ -70,9 +70,9 @@ def show(instance: Instance, user: str, *, as_json: bool) -> None:
         lines["visitor"] = "there is one with this id, too" if about else of_user
     shown = about or visitor
     if not shown:
-        lines["profile"] = "none; there are only events with this user id"
+        lines["profile"] = "none; there are only events with this id"
     else:
-        lines["seen first"], lines["seen last"] = shown["createdAt"], shown["updatedAt"]
+        lines["first event"], lines["last change"] = shown["createdAt"], shown["updatedAt"]
         lines["groups"] = ", ".join(shown["groups"]) or "-"
     if found.user is not None:
         lines["anonymous ids"] = ", ".join(found.user.anonymous_ids) or "-"
@@ -109,16 +109,32 @@ class _Known:
 async def _look_up(store: Storage, workspace: str, name: str) -> _Known:
     """Return what is known of a user or a visitor.
 
-    :raises EngageError: if the storage has no profiles, or nothing is known of the id.
+    :raises EngageError: if nothing is known of the id.
     """
     user, visitor = await store.profile(workspace, name), await store.visitor(workspace, name)
     linked = [await store.visitor(workspace, one) for one in (user.anonymous_ids if user else ())]
-    wanted, kind = EventFilter(workspace_id=workspace, user_id=name), Kind.USER
-    if user is None and visitor is not None:
-        wanted = EventFilter(workspace_id=workspace, begins=[(["anonymous_id"], name)])
-        kind = Kind.VISITOR
-    choices: Mapping[str, bool] = {}
+    kind = Kind.VISITOR if user is None and visitor is not None else Kind.USER
     choices = await store.state(workspace, Subject(kind, name))
+    events: list[Event] = []
+    if kind is Kind.USER:
+        events = await _newest(store, EventFilter(workspace_id=workspace, user_id=name), name)
+    if user is None and not events:
+        of_visitor = EventFilter(workspace_id=workspace, begins=[(["anonymous_id"], name)])
+        events = await _newest(store, of_visitor, name)
+    if user is None and visitor is None and not choices and not events:
+        known = "user, visitor or event with the id"
+        raise EngageError(f"the workspace {workspace!r} has no {known} {name!r}")
+    return _Known(
+        user=user,
+        visitor=visitor,
+        visitors=[one.anonymous_id for one in linked if one is not None and one.user_id == name],
+        choices=choices,
+        events=events,
+    )
+
+
+async def _newest(store: Storage, wanted: EventFilter, name: str) -> list[Event]:
+    """Return the newest events that a filter wants and that have an id."""
     events: list[Event] = []
     cursor, end = None, time.monotonic() + _SEARCH_SECONDS
     while page := await store.recent(wanted, before=cursor, limit=_EVENTS - len(events)):
@@ -130,16 +146,7 @@ async def _look_up(store: Storage, workspace: str, name: str) -> _Known:
         if time.monotonic() > end:
             warn("older events were not searched")
             break
-    if user is None and visitor is None and not choices and not events:
-        known = "user, visitor or event with the id"
-        raise EngageError(f"the workspace {workspace!r} has no {known} {name!r}")
-    return _Known(
-        user=user,
-        visitor=visitor,
-        visitors=[one.anonymous_id for one in linked if one is not None and one.user_id == name],
-        choices=choices,
-        events=events,
-    )
+    return events
 
 
 @users.command("remove-trait", epilog=example("users remove-trait --workspace acme u-1 email plan"))

@@ -41,7 +41,7 @@ def listen(host: str, port: int, *, keys: str = "server.host, server.port") -> s
         sock.close()
         reason = (error.strerror or str(error)).lower()
         raise EngageError(
-            f"cannot listen on {host or '*'}:{port}: {reason} (choose another in {keys})"
+            f"cannot listen on {host or '*'}:{port}: {reason} (change {keys})"
         ) from error
     return sock
 

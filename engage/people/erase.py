@@ -87,7 +87,7 @@ class Receipt:
     """What was erased of a user."""
 
     workspace: str
-    #: :func:`~engage.config.erasures_file.hash_of` the user id.
+    #: :func:`~engage.store.keys.hash_of` the user id.
     user: str
     #: What was received before is erased: milliseconds since 1970 UTC.
     at: int

@@ -124,7 +124,7 @@ class OtherVisitor:
             " to ".join(seen),
             f"events: {'not counted' if self.events is None else self.events}",
             f"traits: {', '.join(self.traits) or '-'}",
-            *(() if self.linked else ("not linked, but the text of the user id",)),
+            *(() if self.linked else ("not linked, but has the same id as the user",)),
             *(("also linked to another user",) if self.shared else ()),
         ]
         return f"{self.anonymous_id} ({'; '.join(filter(None, facts))})"

@@ -157,10 +157,8 @@ def test_visitors_that_may_be_the_users_are_left_until_they_are_named(config: Pa
         )
 
     on_store(config, claim)
-    own = (
-        "ann ({0}.007Z to {0}.007Z; events: 1; traits: -; not linked, but the text of the user id)"
-    )
-    own = own.format("2025-01-01T00:00:00")
+    own = "ann ({0}.007Z to {0}.007Z; events: 1; traits: -; not linked, but has the same id as the"
+    own = f"{own} user)".format("2025-01-01T00:00:00")
     v1 = "v1 ({0}.006Z to {0}.006Z; events: 1; traits: -)".format("2025-01-01T00:00:00")
 
     def taken(*arguments: str) -> tuple[str, list[str]]:

@@ -220,8 +220,10 @@ def test_an_id_that_is_not_utf_8_is_an_error(stored: Path) -> None:
         assert result.stderr == "engage: 'a\\udcff' cannot be encoded as UTF-8\n"
 
 
-def test_events_without_a_profile_are_shown(stored: Path) -> None:
-    write(stored, event("m", user_id="carl", event="\x1b[31mred"))
+@pytest.mark.parametrize("id_of", ["user_id", "anonymous_id"])
+def test_events_without_a_profile_are_shown(stored: Path, id_of: str) -> None:
+    ids: dict[str, Any] = {"user_id": None, "anonymous_id": None, id_of: "carl"}
+    write(stored, event("m", event="\x1b[31mred", **ids))
     result = shown(stored, "carl")
     assert (result.exit_code, result.stderr) == (0, "")
     assert "profile: none" in result.stdout

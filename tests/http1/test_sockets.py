@@ -45,7 +45,7 @@ def test_a_taken_port_is_one_clear_line() -> None:
             listen("127.0.0.1", port)
     assert str(caught.value) == (
         f"cannot listen on 127.0.0.1:{port}: address already in use"
-        " (choose another in server.host, server.port)"
+        " (change server.host, server.port)"
     )
 
 
