@@ -317,7 +317,7 @@ likely = st.builds(
 )
 
 
-@settings(max_examples=300 * len(SCHEMAS.documents))
+@settings(max_examples=100 * len(SCHEMAS.documents))
 @given(kind=st.sampled_from(sorted(SCHEMAS.documents)), value=payloads | likely)
 def test_both_libraries_agree(kind: str, value: Any) -> None:
     exact = EXACT[kind].is_valid(value)
