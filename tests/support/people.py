@@ -97,7 +97,7 @@ async def opened(kind: str, folder: Path) -> AsyncIterator[Any]:
     one: Any = MemoryStore(None, context) if kind == "memory" else make(folder, erasures_key=KEY)
     if kind == "mongo":
         url = mongo.shared(mongo.kinds()[0]).url()
-        one = mongo.make_store(folder, url, write_timeout=2.0, identifiers={"acme": ["email"]})
+        one = mongo.make_store(folder, url, write_timeout=5.0, identifiers={"acme": ["email"]})
     await one.open(create=True)
     try:
         yield one

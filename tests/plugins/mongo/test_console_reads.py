@@ -20,7 +20,8 @@ from engage.api import (
 )
 from engage.testing import WORKSPACE, event, identify
 from engage.testing.factories import TIME, count, record, store_all
-from engage_plugins.mongo import counts, events, schema
+from engage_plugins.mongo import counts, schema
+from engage_plugins.mongo import stored_events as events
 from engage_plugins.mongo.store import MongoStorage
 from support import mongo
 

@@ -20,7 +20,8 @@ from engage.store import changes
 from engage.store import identifiers as planned
 from engage.testing import WORKSPACE, event, identify
 from engage.testing.factories import TIME, all_pages, user, visitor
-from engage_plugins.mongo import people, profiles
+from engage_plugins.mongo import people_steps as people
+from engage_plugins.mongo import profiles
 from engage_plugins.mongo.store import MongoStorage
 from support import mongo
 from support.mongo_proxy import Proxy
