@@ -332,10 +332,12 @@ class Deliveries:
         now: int,
     ) -> None:
         """Apply what events report about subscriptions: see :func:`apply_reports`."""
-        store, timeout = self._ingest.store, self._ingest.timeout
-        applied = await apply_reports(store, destination, reports, now=now, seconds=timeout)
+        workspace, store, seconds = destination.workspace, self._ingest.store, self._ingest.timeout
+        applied = await apply_reports(
+            store, workspace, destination.name, reports, now=now, seconds=seconds
+        )
         if applied:
-            self._metrics.event("subscription", "stored", applied, destination.workspace.id)
+            self._metrics.event("subscription", "stored", applied, workspace.id)
 
     async def _keep(self, letter: DeadLetter) -> None:
         """Keep the dead letter of a delivery.

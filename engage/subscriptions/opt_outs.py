@@ -38,7 +38,6 @@ from engage.times import parse_field
 
 if TYPE_CHECKING:
     from engage.config import Unsubscribes, Workspace
-    from engage.deliveries.delivery import Destination
 
 __all__ = ["Effects", "Owned", "apply_reports", "effects", "owned_addresses"]
 
@@ -64,7 +63,8 @@ class Effects:
 
 async def apply_reports(
     store: Storage,
-    destination: Destination,
+    workspace: Workspace,
+    provider: str,
     reports: Sequence[tuple[TranslatedEvent, Mapping[str, Any]]],
     *,
     now: int,
@@ -72,13 +72,14 @@ async def apply_reports(
 ) -> int:
     """Apply what events report, and return when it is durable. Idempotent.
 
+    :param provider: the name of the provider that reports.
     :param reports: events that are durable, each with the document that was stored.
     :param now: milliseconds since 1970 UTC; no report is later.
     :param seconds: how long a storage call may take.
     :return: how many changes and suppressions there are.
     :raises StorageUnavailable: if not everything is durable.
     """
-    workspace, provider, applied = destination.workspace, destination.name, 0
+    applied = 0
     if provider not in workspace.unsubscribes:
         return 0
     reports = [report for report in reports if report[0].opt_outs]
