@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 import click
 
-from engage.api import EVENT_TYPES, EngageError
+from engage.api import EVENT_TYPES
 from engage.cli.instance import Instance, example, json_option, on_instance
 from engage.cli.output import discard_output, print_json, safe, shown_time, warn
 from engage.reading.export import render
@@ -101,8 +101,6 @@ async def _follow(store: Storage, wanted: Sequence[Wanted], lines: int, *, as_js
         while True:
             for one in wanted:
                 await live.look(one.workspace_id)
-            if not live.possible:
-                raise EngageError("the configured storage cannot return its newest events")
             if live.error != error:
                 error = live.error
                 warn(f"the storage does not answer: {error}" if error else "it answers again")

@@ -260,8 +260,6 @@ class Live:
         self.polls = 0
         #: Why the store could not be read the last time; ``None``: it could.
         self.error: str | None = None
-        #: Whether the storage can return its newest events.
-        self.possible = True
 
     async def look(self, workspace_id: str) -> None:
         """Note that someone looks: the ring is filled, and kept up to date for some seconds."""
@@ -341,12 +339,10 @@ class Live:
     ) -> tuple[dict[Identity, Event], dict[Identity, DeadLetter]]:
         store, wanted = self._store, EventFilter(workspace_id=workspace_id)
         page = await self._reader.read(store.recent(wanted, limit=PAGE), within=READ_SECONDS)
-        self.possible = page is not None
-        events: dict[Identity, Event] = {one.identity: one for one in (page.items if page else ())}
+        events: dict[Identity, Event] = {event.identity: event for event in page.items}
         call = store.recent_dead_letters(workspace_id, limit=PAGE)
         kept = await self._reader.read(call, within=READ_SECONDS)
-        letters = kept.items if kept else ()
-        return events, {("letter", one.workspace_id, one.id): one for one in letters}
+        return events, {("letter", one.workspace_id, one.id): one for one in kept.items}
 
     async def _read_refused(self) -> None:
         store = self._store
