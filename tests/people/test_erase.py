@@ -232,6 +232,20 @@ async def test_twice_at_once(store: Any, tmp_path: Path) -> None:
     assert not again.known
 
 
+@on_each
+async def test_two_people_at_once(store: Any, tmp_path: Path) -> None:
+    """Neither replaces the tombstone of the other, nor its line in the file."""
+    await fill(store)
+    receipts = await asyncio.gather(*(erased(store, tmp_path, name) for name in ("ann", "bob")))
+    assert await traces(store) == []
+    tombstones = Tombstones(store, KEY)
+    await tombstones.refresh()
+    for name, receipt in zip(("ann", "bob"), receipts, strict=True):
+        assert tombstones.cover("acme", name, None, receipt.at - 1)
+    noted, _ = erasures.read(erasures.erasures_path(config(tmp_path)), KEY)
+    assert {receipt.at for receipt in receipts} == {erasure.at for erasure in noted}
+
+
 @pytest.mark.virtual_time
 async def test_it_waits_if_the_writer_does_not_look_for_erasures(tmp_path: Path) -> None:
     """Such as a server that started before its config had the key."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engage.api import Kind, StorageUnavailable, SubscriptionChange
+from engage.api import DAY_MS, Kind, StorageUnavailable, SubscriptionChange
 from engage.config import erasures_file as erasures
 from engage.people.addresses import named_addresses
 from engage.people.erase import erase_user
@@ -20,7 +21,7 @@ from engage.testing import MemoryStore
 from engage.testing.factories import TIME, letter, suppression, user, visitor
 from engage.verify import Report
 from support.people import ACTOR, KEY, config, on_each
-from support.verifying import fill, full, healthy, small, verified
+from support.verifying import context_of, fill, full, healthy, small, verified
 
 
 async def erased(store: Any, folder: Path, *users: str) -> None:
@@ -110,6 +111,25 @@ async def test_a_difference_without_an_erased_person_is_found(store: Any, tmp_pa
     # Its changes stay.
     await store.erase_events(events, [b""])
     report = await report_of(store)
+    assert report.different == {"users": 1}
+    assert "'zoe'" in report.differences[0][1]
+
+
+@on_each
+async def test_the_oldest_event_is_found_behind_erased_ones(store: Any, tmp_path: Path) -> None:
+    """What is newer than it cannot have expired."""
+    events = [
+        full("first", user_id="eve"),
+        full("second", user_id="bob", at=1),
+        full("third", type="identify", user_id="zoe", traits={"n": 1}, at=5000),
+    ]
+    await store.write(events)
+    await erased(store, tmp_path, "eve")
+    # Its changes stay.
+    await store.erase_events(events[2:], [b""])
+    days = (time.time_ns() // 1_000_000 - TIME) // DAY_MS + 1
+    context = dataclasses.replace(context_of(store), events_days=days)
+    report = await verified(store, erasures_key=KEY, context=context)
     assert report.different == {"users": 1}
     assert "'zoe'" in report.differences[0][1]
 
