@@ -42,9 +42,9 @@ from .paging import ARRIVAL, arrived_after, cursor_of, parse_cursor
 from .schema import ARRIVALS, EVENTS, META
 from .stored_events import ERASED_TYPE
 
-#: Seconds between two updates of the document of a process that has nothing to enter. After twice
-#: as long it must be updated before anything is acknowledged, and after six times as long another
-#: process enters what is missing.
+#: Seconds between two updates of the document of a process. After twice as long it must be updated
+#: before anything is acknowledged, and after six times as long another process enters what is
+#: missing.
 BEAT: Final = 5.0
 #: Milliseconds: before its document was updated, of which a process may receive events without
 #: another update; and between the events of two entries that one query reads.
@@ -102,6 +102,8 @@ class Arrivals:
         self._since = 0
         self._before = _first_of(0)
         self._is_registered = False
+        #: When to look for documents of dead processes next.
+        self._look_at = float("-inf")
         #: Whether to enter what dead processes left: commands that only read do not.
         self.keeps = False
         #: The documents of other processes, and when each was first seen as it is.
@@ -156,10 +158,12 @@ class Arrivals:
     async def enter(self) -> None:
         """Enter the events that were acknowledged, and those of processes that died. To be called
         within :meth:`Connection.calling`, at least every :data:`BEAT` seconds."""
-        runs = await self._enter(time.monotonic())
-        if runs or (self._is_registered and time.monotonic() > self._beat + BEAT):
+        now = time.monotonic()
+        await self._enter(now)
+        if self._is_registered and now > self._beat + BEAT:
             await self._update()
-        if self.keeps or self._is_registered:
+        if now > self._look_at and (self.keeps or self._is_registered):
+            self._look_at = now + BEAT
             await self._look_for_dead()
 
     async def close(self) -> None:
@@ -169,14 +173,14 @@ class Arrivals:
             self._is_registered, self._beat = False, float("-inf")
             await self._connection.db[META].delete_one({"_id": self._name})
 
-    async def _enter(self, until: float) -> list[Run]:
-        """Enter the events that may be entered before a time, and return them."""
+    async def _enter(self, until: float) -> None:
+        """Enter the events that may be entered before a time."""
         runs = [run for at, run in self._ended if at <= until]
         await self._insert(runs)
         # Not before: the document of this process covers what the journal does not have.
         entered = {*runs}
         self._ended = [one for one in self._ended if one[1] not in entered]
-        return runs
+        self._before = self._least()
 
     async def _insert(self, runs: Sequence[Run]) -> None:
         for start in range(0, len(runs), BATCH):
@@ -207,13 +211,22 @@ class Arrivals:
     def _name(self) -> str:
         return _name_of(self._sequence.process)
 
+    @property
+    def _left(self) -> list[Run]:
+        """The events that are not entered."""
+        return [*self._running, *(run for _, run in self._ended)]
+
+    def _least(self) -> ObjectId:
+        """Return the lowest ``_seq`` that an event of this process has which is not entered."""
+        mine = (one.first for one in self._left if _process_of(one.first) == self._sequence.process)
+        return min(mine, default=self._sequence())
+
     async def _update(self) -> None:
         """Write what this process may have acknowledged and not entered."""
         started = time.monotonic()
-        own = [*self._running, *(run for _, run in self._ended)]
+        own = self._left
         since = min([time.time_ns() // 1_000_000 - _LATE, *(run.since for run in own)])
-        mine = [run.first for run in own if _process_of(run.first) == self._sequence.process]
-        before = min(mine, default=self._sequence())
+        before = self._least()
         fields = {"since": DatetimeMS(since), "before": before}
         statement = {
             "q": {"_id": self._name},
