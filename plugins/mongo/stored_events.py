@@ -96,15 +96,15 @@ class Events:
                 found[document["_id"]] = (decode_event(document), mark, seq)
         return found
 
-    async def scan(self, wanted: EventFilter, *, after: str | None, limit: int) -> Page[Event]:
+    async def scan(self, criteria: EventFilter, *, after: str | None, limit: int) -> Page[Event]:
         """Return a page of events in order of arrival."""
-        fields, bounds = _fields(wanted), _bounds(wanted)
+        fields, bounds = _fields(criteria), _bounds(criteria)
         if fields is None:
             return Page((), None)
         query = arrived_after({**fields, **({"receivedAt": bounds} if bounds else {})}, after)
         with self._connection.calling(scan=True) as db:
-            if wanted.ids is not None:
-                return await self._some(db, query, wanted.ids, limit)
+            if criteria.ids is not None:
+                return await self._some(db, query, criteria.ids, limit)
             return await _page(db[EVENTS].find(query).sort(ARRIVAL), limit)
 
     async def _some(
@@ -125,7 +125,7 @@ class Events:
         return Page(page.items, more)
 
     async def recent(
-        self, wanted: EventFilter, *, before: str | None = None, limit: int
+        self, criteria: EventFilter, *, before: str | None = None, limit: int
     ) -> Page[Event]:
         """Return a page of events, newest first; see :meth:`Storage.recent`.
 
@@ -134,7 +134,7 @@ class Events:
         has a page, has looked at 50,000 events, or has taken two seconds; its cursor is where it
         stopped.
         """
-        fields, bounds = _fields(wanted), _bounds(wanted)
+        fields, bounds = _fields(criteria), _bounds(criteria)
         end = None if before is None else parse_cursor(before)
         if fields is None:
             return Page((), None)
@@ -142,11 +142,11 @@ class Events:
         with self._connection.calling(seconds=seconds) as db:
             if not fields:
                 return await self._newest(db, between(bounds, None, end), limit)
-            if wanted.workspace_id is not None and wanted.user_id is not None:
-                found = await self._of_user(db, fields, between(bounds, None, end), limit)
-                if found is not None:
-                    return found
-            return await self._in_windows(db, fields, bounds, end, limit, _beginnings(wanted))
+            if criteria.workspace_id is not None and criteria.user_id is not None:
+                page = await self._of_user(db, fields, between(bounds, None, end), limit)
+                if page is not None:
+                    return page
+            return await self._in_windows(db, fields, bounds, end, limit, _beginnings(criteria))
 
     async def _newest(self, db: Any, query: Mapping[str, Any], limit: int) -> Page[Event]:
         cursor = db[EVENTS].find(query).sort(NEWEST_FIRST)
