@@ -164,10 +164,10 @@ def _show_lag(config: Config, lag: Lag) -> None:
         _print("warning", alarm)
 
 
-def _show_keys(config: Config, found: EffectiveKeys) -> None:
+def _show_keys(config: Config, effective: EffectiveKeys) -> None:
     """Print the write keys that the store adds to those of the config, and their problems."""
     for workspace in config.workspaces:
-        keys = [key for key in found.keys if key.workspace_id == workspace.id]
+        keys = [key for key in effective.keys if key.workspace_id == workspace.id]
         stored = [key for key in keys if key.source == "store"]
         off = sum(key.disabled for key in stored)
         parts = []
@@ -180,7 +180,7 @@ def _show_keys(config: Config, found: EffectiveKeys) -> None:
             parts.append(f"{plural(overridden, 'write key')} of the config disabled in the store")
         if parts:
             _print("keys", f"{workspace.id}: {'; '.join(parts)}")
-    for problem in found.problems:
+    for problem in effective.problems:
         _print("warning", problem)
 
 
@@ -188,11 +188,11 @@ async def _notices(store: Storage) -> list[str]:
     """Return a line for each workspace with events that did not change all they should."""
     since = now() - DAY_MS
     read = functools.partial(store.counts, HOUR, since=since, until=MAX_TIME, names=(EVENTS,))
-    found: Counter[tuple[str, str]] = Counter()
-    async for one in all_pages(read, attempts=1):
-        if one.labels[1:] in NOTICES:
-            found[one.workspace_id, NOTICES[one.labels[1:]]] += one.total
-    return [f"{key[0]}: {key[1].format(found[key], 'in 24 hours')}" for key in sorted(found)]
+    notices: Counter[tuple[str, str]] = Counter()
+    async for count in all_pages(read, attempts=1):
+        if count.labels[1:] in NOTICES:
+            notices[count.workspace_id, NOTICES[count.labels[1:]]] += count.total
+    return [f"{key[0]}: {key[1].format(notices[key], 'in 24 hours')}" for key in sorted(notices)]
 
 
 def _print(what: str, text: str) -> None:

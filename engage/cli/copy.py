@@ -47,8 +47,8 @@ def copy(ctx: click.Context, source: Path, target: Path) -> None:
     if source.resolve() == target.resolve():
         raise click.UsageError("--from and --to must be different files.")
     sides = Instance(ctx, source), Instance(ctx, target)
-    for one in sides:
-        one.registry.check(one.config)
+    for side in sides:
+        side.registry.check(side.config)
     if not sides[0].run(_copy, sides[1]):
         warn("some records were not copied")
         ctx.exit(1)

@@ -46,7 +46,7 @@ class Room:
         self.connections.add(stream, address)
         self.streams.append(stream)
         one = self.connections.of(stream)
-        one.known = known
+        one.trusted = known
         return one
 
     def ask(self, one: Connection) -> asyncio.Task[bool]:

@@ -78,7 +78,7 @@ async def test_all_of_a_person_is_erased_and_others_stay(store: Any, tmp_path: P
     assert [x for x in await lines(store, "other") if x.startswith((b"ev", b"us"))] == [
         line for line in other if line.startswith((b"ev", b"us"))
     ]
-    assert receipt.known
+    assert receipt.existed
     assert receipt.counts == {
         "events": 8,
         "deadLetters": 3,
@@ -216,7 +216,7 @@ async def test_the_receipt_of_an_unknown_id_says_so(store: Any, tmp_path: Path) 
                 await erased(store, tmp_path, name)
             continue
         receipt = await erased(store, tmp_path, name)
-        assert not receipt.known
+        assert not receipt.existed
         assert not any(receipt.counts.values())
     kept = [line for line in await lines(store) if not line.startswith((b"audit", b"erasure"))]
     assert kept == [line for line in before if not line.startswith((b"audit", b"erasure"))]
@@ -229,7 +229,7 @@ async def test_twice_at_once(store: Any, tmp_path: Path) -> None:
     assert await traces(store) == []
     assert sum(one.counts["events"] for one in receipts) >= 8
     again = await erased(store, tmp_path)
-    assert not again.known
+    assert not again.existed
 
 
 @pytest.mark.virtual_time
