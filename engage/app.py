@@ -195,7 +195,7 @@ def _make_deliveries(
 ) -> Deliveries:
     return Deliveries(
         config,
-        known=registry.webhooks,
+        installed=registry.webhooks,
         providers=registry.make_webhooks(config),
         pipeline=pipeline,
         ingest=ingest,

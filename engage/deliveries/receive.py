@@ -85,7 +85,7 @@ _UNPRINTABLE: Final = re.compile(r"[^!-+\--~]")
 class Deliveries:
     """Receives deliveries.
 
-    :param known: the names of all installed providers.
+    :param installed: the names of all installed providers.
     :param providers: provider → workspace id → the provider with the options of that workspace.
     :param clock: the time of this process.
     """
@@ -94,7 +94,7 @@ class Deliveries:
         self,
         config: Config,
         *,
-        known: Collection[str],
+        installed: Collection[str],
         providers: Mapping[str, Mapping[str, Provider]],
         pipeline: Pipeline,
         ingest: Ingest,
@@ -115,8 +115,8 @@ class Deliveries:
         #: Name of an installed provider → its largest body, compressed and decompressed.
         self.body_limits: dict[str, Limit] = {}
         #: The notices of each provider that were logged, and none.
-        self._noticed = {name: {""} for name in known}
-        for name in known:
+        self._noticed = {name: {""} for name in installed}
+        for name in installed:
             enabled = providers.get(name, {})
             self.body_limits[name] = body_limit(name, enabled.values(), config.limits)
             self._destinations[name] = {

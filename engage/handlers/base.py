@@ -268,8 +268,8 @@ class Handler(httputil.HTTPMessageDelegate):
     def client_has(self, etag: str) -> bool:
         """Return whether ``If-None-Match`` shows that the client has the version of an ETag."""
         sent = self.request.fields.get("If-None-Match", "")
-        known = [tag.strip().removeprefix("W/") for tag in sent.split(",")]
-        return etag.removeprefix("W/") in known or "*" in known
+        tags = [tag.strip().removeprefix("W/") for tag in sent.split(",")]
+        return etag.removeprefix("W/") in tags or "*" in tags
 
     def answer(
         self,

@@ -86,11 +86,11 @@ class CatchUp:
                     continue
                 waiting += [(future, ends) for future in new]
                 left = []
-                for future, wanted in waiting:
-                    if not future.done() and _passed(committed, wanted):
+                for future, target in waiting:
+                    if not future.done() and _passed(committed, target):
                         future.set_result(None)
                     if not future.done():
-                        left.append((future, wanted))
+                        left.append((future, target))
                 waiting = left
                 if waiting or self._new:
                     await asyncio.sleep(POLL_SECONDS)
@@ -113,8 +113,8 @@ class CatchUp:
             return ends, committed
 
 
-def _passed(committed: Mapping[int, int], wanted: Mapping[int, int]) -> bool:
-    return all(committed.get(partition, 0) >= end for partition, end in wanted.items())
+def _passed(committed: Mapping[int, int], ends: Mapping[int, int]) -> bool:
+    return all(committed.get(partition, 0) >= end for partition, end in ends.items())
 
 
 def _fail(requests: Sequence[asyncio.Future[None]], reason: str) -> None:

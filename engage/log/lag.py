@@ -104,7 +104,7 @@ class Lag:
         """The troubles for an operator to attend to, most important first, each in one line."""
         if self.error is not None:
             return [f"the log is not available: {self.error}"]
-        found = []
+        alarms = []
         if gaps := self.gaps:
             named = [
                 f"partition {number} (expected {expected}, begins at {first})"
@@ -112,16 +112,16 @@ class Lag:
             ]
             if len(gaps) > NAMED:
                 named.append(f"{len(gaps) - NAMED} more")
-            found.append(
+            alarms.append(
                 "acknowledged events may be lost: the next records of the loaders are no longer"
                 f" in the log: {', '.join(named)}"
             )
         if self.overdue:
-            found.append(
+            alarms.append(
                 "events are answered 503: the oldest record that is not loaded is too old"
                 " (log.lag_percent); run engage load, or more loaders"
             )
-        return found
+        return alarms
 
     async def start(self) -> None:
         """Read the backlog in the background until :meth:`close`."""

@@ -79,13 +79,13 @@ async def _reload(
         await load.open()
         async with within(config.storage.write_timeout):
             ends = await load.log.ends()
-        wanted = Range(
+        bounds = Range(
             group=f"{log_section(config).group}.from-{uuid.uuid4().hex[:12]}",
             since=since,
             ends=ends,
             skips=_skips(config, load.clock()),
         )
-        loader = load.loader(wanted)
+        loader = load.loader(bounds)
         interrupted = False
 
         def interrupt() -> None:
