@@ -176,8 +176,8 @@ class Connection:
     async def recognise(self) -> None:
         """Find out which server it is. To be called within :meth:`calling`, before the first
         :meth:`update`."""
-        found = await self.db.command("buildInfo")
-        if "ferretdbVersion" in found:
+        info = await self.db.command("buildInfo")
+        if "ferretdbVersion" in info:
             self._max_statements = _MAX_STATEMENTS_FERRETDB
             # It reads a document and later replaces it, so another update would be lost.
             self.updating = asyncio.Lock()
@@ -255,7 +255,7 @@ class Connection:
     # ----------------------------------------------------------------- the server's own limits
     def _announced(self, name: str, default: int) -> int:
         servers = self._client.topology_description.server_descriptions().values()
-        return min((getattr(one, name) for one in servers if one.is_writable), default=default)
+        return min((getattr(node, name) for node in servers if node.is_writable), default=default)
 
     @property
     def max_bytes(self) -> int:
@@ -269,13 +269,13 @@ class Connection:
         limit = self.max_bytes // 2
         chunk: list[str] = []
         size = 0
-        for one in ids:
+        for key in ids:
             # A character has at most 4 bytes; an element of a list has some more.
-            size += 4 * len(one) + 16
+            size += 4 * len(key) + 16
             if chunk and size > limit:
                 yield chunk
-                chunk, size = [], 4 * len(one) + 16
-            chunk.append(one)
+                chunk, size = [], 4 * len(key) + 16
+            chunk.append(key)
         if chunk:
             yield chunk
 
@@ -289,20 +289,20 @@ class Connection:
         **conditions: Any,
     ) -> list[Mapping[str, Any]]:
         """Return the documents of which the field ``by`` has one of these values."""
-        found: list[Mapping[str, Any]] = []
+        documents: list[Mapping[str, Any]] = []
         for chunk in self.chunks(values):
-            found += await self.find(collection, {by: any_of(chunk), **conditions}, fields)
-        return found
+            documents += await self.find(collection, {by: any_of(chunk), **conditions}, fields)
+        return documents
 
     async def find(
         self, collection: str, query: Mapping[str, Any], fields: Mapping[str, Any] | None = None
     ) -> list[Mapping[str, Any]]:
         """Return all documents of a query. To be called within :meth:`calling`."""
         if isinstance(query.get("_id"), str):  # It needs no cursor.
-            one = await self.db[collection].find_one(query, fields)
-            return [] if one is None else [one]
-        found: list[Mapping[str, Any]] = await self.db[collection].find(query, fields).to_list(None)
-        return found
+            document = await self.db[collection].find_one(query, fields)
+            return [] if document is None else [document]
+        items: list[Mapping[str, Any]] = await self.db[collection].find(query, fields).to_list(None)
+        return items
 
     # ----------------------------------------------------------------------------- writing
     def _concern(self) -> dict[str, Any]:
@@ -396,8 +396,8 @@ class Connection:
         fitting = [index for index in range(len(documents)) if index not in large]
         raw = [RawBSONDocument(documents[index], _RAW) for index in fitting]
         codes = await self._insert(collection, raw) if raw else {}
-        found = {fitting[index]: code for index, code in codes.items()}
-        return found | dict.fromkeys(large, BSON_OBJECT_TOO_LARGE)
+        refused = {fitting[index]: code for index, code in codes.items()}
+        return refused | dict.fromkeys(large, BSON_OBJECT_TOO_LARGE)
 
     async def _insert(self, collection: str, raw: Sequence[RawBSONDocument]) -> dict[int, int]:
         try:
@@ -406,7 +406,7 @@ class Connection:
             details: Mapping[str, Any] = error.details
             for failure in details.get("writeConcernErrors") or ():
                 raise OperationFailure("the write concern failed", failure.get("code")) from None
-            codes = {one["index"]: one["code"] for one in details.get("writeErrors") or ()}
+            codes = {fault["index"]: fault["code"] for fault in details.get("writeErrors") or ()}
             for code in codes.values():
                 if code != DUPLICATE and code not in PERMANENT:
                     raise OperationFailure("an insert failed", code) from None

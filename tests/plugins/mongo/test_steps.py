@@ -27,7 +27,7 @@ from engage.testing.factories import TIME, record, suppression
 from engage_plugins.mongo import schema, steps
 from engage_plugins.mongo.connection import Connection
 from engage_plugins.mongo.documents import Sequencer, path_id
-from engage_plugins.mongo.profiles import Known
+from engage_plugins.mongo.profiles import Cache
 from engage_plugins.mongo.tables import FORMS, Form
 from support import executors, mongo
 from support.mongo_proxy import LOSE_REPLY, Proxy
@@ -181,7 +181,7 @@ class Mongo:
         self._runner = runner
         self._connection = connection
         self._steps = steps.Steps(
-            connection, executors.CONTEXT, Sequencer(), Known(connection, most=10)
+            connection, executors.CONTEXT, Sequencer(), Cache(connection, most=10)
         )
         #: Makes the steps that are executed once more, if they have to be run again.
         self.again: Any = None

@@ -372,7 +372,7 @@ async def test_a_bounded_number_of_visitors_is_examined(
             await store.write([visit(name, name, received=number, traits=email)])
         await store.write([identify(f"l{n}", "u", anonymous_id=f"s{n}") for n in (0, 3, 4, 5)])
         await store.write([visit(name, name, received=9) for name in ("a", "b", "c")])
-        store._known.full.add(WORKSPACE)
+        store._cache.full.add(WORKSPACE)
         # Four are examined for those without an identifier, and then four for those with one.
         await store.write([visit("d", "d", received=10)])
         assert await left() == {*stay, *"abcd"} - {"s1"}
@@ -401,7 +401,7 @@ async def test_an_event_changes_a_visitor_that_gives_way(tmp_path: Path, proxy: 
         mongo.opened(tmp_path, url) as other,
     ):
         await store.write([visit("1", "v", received=1, traits={"a": 1}), visit("2", "w")])
-        store._known.full.add(WORKSPACE)
+        store._cache.full.add(WORKSPACE)
         await store.write([visit("3", "w", received=2)])
         proxy.rule = hold
         writing = asyncio.ensure_future(store.write([visit("4", "x", received=3)]))
@@ -419,7 +419,7 @@ async def test_a_visitor_of_a_user_that_a_write_links_does_not_give_way(tmp_path
     limits = ProfileLimits(visitors=1)
     async with mongo.opened(tmp_path, url, profile_limits=limits) as store:
         await store.write([visit("1", "a1", received=1), identify("2", "ann", anonymous_id="a1")])
-        store._known.full.add(WORKSPACE)
+        store._cache.full.add(WORKSPACE)
         linking = event("3", user_id="ann", anonymous_id="a2", received=2)
         await store.write([linking, visit("4", "new", received=2)])
         found = {one.anonymous_id for one in await all_pages(store.scan_visitors, WORKSPACE)}
