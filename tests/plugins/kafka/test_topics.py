@@ -11,7 +11,7 @@ import pytest
 
 from engage.api import Status, StorageIncompatible, StorageMissing, StorageUnavailable
 from engage_plugins.kafka.client import Cluster, TooFewBrokers
-from engage_plugins.kafka.topics import NewTopic, retention, wanted, weaknesses
+from engage_plugins.kafka.topics import NewTopic, retention, topics_of, weaknesses
 from support import kafka
 from support.each import each
 from support.kafka_log import make_log, opened, record, topic_name, until
@@ -32,7 +32,7 @@ long = pytest.mark.timeout(600, func_only=True)
 
 def safe() -> dict[str, str]:
     """Return the settings of the topic that engage creates."""
-    return dict(wanted("t", max_value=1)[0].settings)
+    return dict(topics_of("t", max_value=1)[0].settings)
 
 
 @each("changed, named", WEAK)
@@ -48,7 +48,7 @@ def test_a_topic_with_few_replicas_is_weak() -> None:
 
 
 def test_what_engage_creates_is_not_weak() -> None:
-    topics = wanted("t", max_value=1)
+    topics = topics_of("t", max_value=1)
     assert [topic.name for topic in topics] == ["t", "t.dead", "t.ready"]
     for topic in topics[:2]:
         assert weaknesses(topic.name, topic.settings, replicas=topic.replicas) == []
@@ -60,7 +60,9 @@ def test_what_engage_creates_is_not_weak() -> None:
 
 def test_a_topic_has_room_for_the_largest_record() -> None:
     for value in (1, 4 << 20, 64 << 20):
-        (found,) = {topic.settings["max.message.bytes"] for topic in wanted("t", max_value=value)}
+        (found,) = {
+            topic.settings["max.message.bytes"] for topic in topics_of("t", max_value=value)
+        }
         assert int(found) >= value + 65536
 
 
