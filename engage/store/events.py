@@ -377,7 +377,7 @@ class Events(Executor):
             return None
         return await self.read(find, workspace_id, origin, message_id)
 
-    async def scan(self, wanted: EventFilter, *, after: str | None, limit: int) -> Page[Event]:
+    async def scan(self, criteria: EventFilter, *, after: str | None, limit: int) -> Page[Event]:
         """Return one page of events, in order of arrival (within a write, in their order).
 
         Every event that was acknowledged before the first page was read is returned exactly once.
@@ -386,10 +386,10 @@ class Events(Executor):
         :param after: the cursor of the previous page; ``None`` for the first page.
         :param limit: the maximum number of items.
         """
-        return await self.read(scan, wanted, after, limit, False)
+        return await self.read(scan, criteria, after, limit, False)
 
     async def recent(
-        self, wanted: EventFilter, *, before: str | None = None, limit: int
+        self, criteria: EventFilter, *, before: str | None = None, limit: int
     ) -> Page[Event]:
         """Return one page of events, newest first (the reverse of the order of arrival).
 
@@ -400,7 +400,7 @@ class Events(Executor):
         :param before: the cursor of the previous page; ``None`` for the newest events.
         :param limit: the maximum number of items.
         """
-        return await self.read(scan, wanted, before, limit, True)
+        return await self.read(scan, criteria, before, limit, True)
 
     async def follow(
         self, *, after: str | None, since: int | None = None, limit: int

@@ -96,17 +96,15 @@ class Events:
                 stored[document["_id"]] = (decode_event(document), mark, seq)
         return stored
 
-    async def scan(
-        self, event_filter: EventFilter, *, after: str | None, limit: int
-    ) -> Page[Event]:
+    async def scan(self, criteria: EventFilter, *, after: str | None, limit: int) -> Page[Event]:
         """Return a page of events in order of arrival."""
-        fields, bounds = _fields(event_filter), _bounds(event_filter)
+        fields, bounds = _fields(criteria), _bounds(criteria)
         if fields is None:
             return Page((), None)
         query = arrived_after({**fields, **({"receivedAt": bounds} if bounds else {})}, after)
         with self._connection.calling(scan=True) as db:
-            if event_filter.ids is not None:
-                return await self._some(db, query, event_filter.ids, limit)
+            if criteria.ids is not None:
+                return await self._some(db, query, criteria.ids, limit)
             return await _page(db[EVENTS].find(query).sort(ARRIVAL), limit)
 
     async def _some(
@@ -127,7 +125,7 @@ class Events:
         return Page(page.items, more)
 
     async def recent(
-        self, event_filter: EventFilter, *, before: str | None = None, limit: int
+        self, criteria: EventFilter, *, before: str | None = None, limit: int
     ) -> Page[Event]:
         """Return a page of events, newest first; see :meth:`Storage.recent`.
 
@@ -136,7 +134,7 @@ class Events:
         has a page, has looked at 50,000 events, or has taken two seconds; its cursor is where it
         stopped.
         """
-        fields, bounds = _fields(event_filter), _bounds(event_filter)
+        fields, bounds = _fields(criteria), _bounds(criteria)
         end = None if before is None else parse_cursor(before)
         if fields is None:
             return Page((), None)
@@ -144,11 +142,11 @@ class Events:
         with self._connection.calling(seconds=seconds) as db:
             if not fields:
                 return await self._newest(db, between(bounds, None, end), limit)
-            if event_filter.workspace_id is not None and event_filter.user_id is not None:
+            if criteria.workspace_id is not None and criteria.user_id is not None:
                 page = await self._of_user(db, fields, between(bounds, None, end), limit)
                 if page is not None:
                     return page
-            return await self._in_windows(db, fields, bounds, end, limit, _beginnings(event_filter))
+            return await self._in_windows(db, fields, bounds, end, limit, _beginnings(criteria))
 
     async def _newest(self, db: Any, query: Mapping[str, Any], limit: int) -> Page[Event]:
         cursor = db[EVENTS].find(query).sort(NEWEST_FIRST)
@@ -223,29 +221,29 @@ class Events:
         )
 
 
-def _fields(event_filter: EventFilter) -> dict[str, Any] | None:
+def _fields(criteria: EventFilter) -> dict[str, Any] | None:
     """Return the conditions of a filter, without those on the time; ``None`` if no event can fit
     it, because no event can have one of its texts."""
     texts = {
-        "workspaceId": event_filter.workspace_id,
-        "type": event_filter.type,
-        "userId": event_filter.user_id,
-        "_name": event_filter.name,
-        "_id": event_filter.origin,
+        "workspaceId": criteria.workspace_id,
+        "type": criteria.type,
+        "userId": criteria.user_id,
+        "_name": criteria.name,
+        "_id": criteria.origin,
     }
     fields: dict[str, Any] = {name: text for name, text in texts.items() if text is not None}
     if not all(map(is_text, fields.values())):
         return None
-    if event_filter.origin is not None:
-        fields["_id"] = of_origin(event_filter.workspace_id, event_filter.origin)
+    if criteria.origin is not None:
+        fields["_id"] = of_origin(criteria.workspace_id, criteria.origin)
     return fields
 
 
-def _beginnings(event_filter: EventFilter) -> list[dict[str, Any]]:
+def _beginnings(criteria: EventFilter) -> list[dict[str, Any]]:
     """Return the conditions of a filter on the beginnings of texts."""
     return [
         {"$or": [{_TEXTS[field]: {"$regex": _pattern(text), "$options": "i"}} for field in fields]}
-        for fields, text in event_filter.begins
+        for fields, text in criteria.begins
     ]
 
 
@@ -260,9 +258,9 @@ def _pattern(beginning: str) -> str:
     )
 
 
-def _bounds(event_filter: EventFilter) -> dict[str, Any]:
+def _bounds(criteria: EventFilter) -> dict[str, Any]:
     """Return the conditions of a filter on ``receivedAt``."""
-    times = {"$gte": event_filter.since, "$lt": event_filter.until}
+    times = {"$gte": criteria.since, "$lt": criteria.until}
     least, greatest = _TIMES
     return {
         name: DatetimeMS(min(max(time, least), greatest))
