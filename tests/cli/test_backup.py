@@ -70,9 +70,9 @@ def test_a_backup_is_restored(config: Path, tmp_path: Path) -> None:
     ]
 
     assert on_store(path, ids) == ["a", "b"]
-    assert [one.id for one in records_in(path, "key")] == ["ios"]
+    assert [record.id for record in records_in(path, "key")] == ["ios"]
     entries = audit_of(path)
-    assert [one.action for one in entries] == ["key-created", "store-restored"]
+    assert [entry.action for entry in entries] == ["key-created", "store-restored"]
     assert entries[1].details == {"madeAt": at, "events": 2}
     assert stat.S_IMODE(os.stat(path.with_name("engage.db")).st_mode) == 0o600
 
