@@ -39,9 +39,9 @@ operations = ["track"]
 
 def secret_of(page: httpx.Response) -> str:
     """Return the secret that a page shows."""
-    found = re.search(r'<code id="secret">([0-9a-f]{32})</code>', page.text)
-    assert found is not None
-    return found[1]
+    match = re.search(r'<code id="secret">([0-9a-f]{32})</code>', page.text)
+    assert match is not None
+    return match[1]
 
 
 async def test_a_server_key_is_shown_once(tmp_path: Path) -> None:
