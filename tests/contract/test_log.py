@@ -135,7 +135,7 @@ async def test_requests_that_fail_leave_nothing_for_the_garbage_collector(tmp_pa
     bodies = {"/v1/batch": {"batch": [one] * 5}, "/v1/track": one}
 
     def events() -> int:
-        return sum(type(found) is Event for found in gc.get_objects())
+        return sum(type(thing) is Event for thing in gc.get_objects())
 
     async with serving(tmp_path, broker=broker, storage="write_timeout = 2") as server:
         broker.leaderless.update(broker.ends())
@@ -260,12 +260,12 @@ async def test_deliveries_are_appended(tmp_path: Path) -> None:
         assert (await deliver(RecordType=None)).status == 200
         bounces = {one.message_id: one for one in events_of(broker) if one.origin == "postmark"}
         # The first one came before its user was loaded: reads lag.
-        assert sorted(str(one.user_id) for one in bounces.values()) == ["None", "ann"]
+        assert sorted(str(bounce.user_id) for bounce in bounces.values()) == ["None", "ann"]
         # Two reports of a hard bounce are no conflict, and the loader must know.
         records = [
-            one.record
-            for one in broker.records
-            if b"postmark" in one.record.headers.get("meta", b"")
+            record.record
+            for record in broker.records
+            if b"postmark" in record.record.headers.get("meta", b"")
         ]
         assert all(map(is_restated, records))
         [letter] = letters_of(broker)
