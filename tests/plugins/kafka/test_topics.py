@@ -84,7 +84,7 @@ async def test_missing_topics_are_created(kafka_nodes: kafka.Cluster) -> None:
     counts = {topic: 12, f"{topic}.dead": 1, f"{topic}.ready": 1}
     for name, count in counts.items():
         assert len(found[name].partitions) == count
-        assert all(len(one.replicas) == 3 for one in found[name].partitions.values())
+        assert all(len(partition.replicas) == 3 for partition in found[name].partitions.values())
     settings = kafka_nodes.settings(topic)
     assert {name: settings[name] for name in safe()} == {
         **safe(),
@@ -212,7 +212,7 @@ async def test_a_dead_letter_that_its_topic_does_not_take_is_refused(
     async with opened(kafka_nodes.servers(), topic) as log:
         assert (await log.append([large]))[0].status is Status.STORED
         outcomes = await log.append_dead([record("a"), large, *[record("b" * 50_000)] * 4])
-        assert [one.status for one in outcomes] == [
+        assert [outcome.status for outcome in outcomes] == [
             *(Status.STORED, Status.REFUSED),
             *[Status.STORED] * 4,
         ]

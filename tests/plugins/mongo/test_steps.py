@@ -116,7 +116,7 @@ async def test_a_record_that_is_changed_meanwhile_does_not_expire(
         await store.put_record(record("c", at=TIME))
         proxy.rule = another(db, "delete")
         await store.expire_records("key", TIME + 9, limit=9)
-        assert [one["id"] for one in db[schema.RECORDS].find()] == ["a"]
+        assert [document["id"] for document in db[schema.RECORDS].find()] == ["a"]
         proxy.rule = another(db, "delete")
         assert await store.delete_record("key", WORKSPACE, "a")
         assert not await store.delete_record("key", WORKSPACE, "a")

@@ -320,7 +320,7 @@ async def test_a_mark_is_removed_by_the_id_of_its_event(tmp_path: Path) -> None:
 
     def note(name: str, command: Mapping[str, Any]) -> None:
         if name == "update" and command["update"] == "events":
-            queries.extend(one["q"] for one in command["updates"])
+            queries.extend(update["q"] for update in command["updates"])
 
     with Proxy(mongo.shared(PROXIED).address) as proxy:
         url = proxy.url(f"engage_test_{os.urandom(6).hex()}", "timeoutMS=20000")
@@ -402,7 +402,7 @@ async def test_a_choice_and_its_record_are_one_write(tmp_path: Path) -> None:
 
         async def history(made: MongoStorage) -> list[tuple[str, bool | None, bool]]:
             page = await made.history(WORKSPACE, None, after=None, limit=100)
-            return [(one.change_id, one.before, one.after) for one in page.items]
+            return [(change.change_id, change.before, change.after) for change in page.items]
 
         dying = new(tmp_path, url)
         await dying.open(create=True)

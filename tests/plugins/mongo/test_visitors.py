@@ -242,8 +242,8 @@ async def test_all_holders_of_a_common_value_are_read(
         # So many had the value earlier that the claims do not tell in time who has it.
         monkeypatch.setattr(people, "_CLAIM_PAGES", 1)
         monkeypatch.setattr(planned, "MAX_CANDIDATES", 4)
-        found = await store.find_users(WORKSPACE, "email", ["a@b.c"])
-        assert [*map(user, found["a@b.c"])] == [*wanted[:3], user("u22")]
+        users = await store.find_users(WORKSPACE, "email", ["a@b.c"])
+        assert [*map(user, users["a@b.c"])] == [*wanted[:3], user("u22")]
         for limit in (1, 2, 5, 50):
             held = await all_pages(store.holders, WORKSPACE, "email", "a@b.c", limit=limit)
             assert {*held} == {*wanted}
@@ -362,8 +362,8 @@ async def test_a_bounded_number_of_visitors_is_examined(
     async with mongo.opened(tmp_path, url, profile_limits=limits, identifiers=EMAIL) as store:
 
         async def left() -> set[str]:
-            found = await all_pages(store.scan_visitors, WORKSPACE)
-            return {one.anonymous_id for one in found}
+            visitors = await all_pages(store.scan_visitors, WORKSPACE)
+            return {one.anonymous_id for one in visitors}
 
         await store.write([identify("u", "u")])
         stay = [f"s{number}" for number in range(6)]
@@ -390,7 +390,7 @@ async def test_an_event_changes_a_visitor_that_gives_way(tmp_path: Path, proxy: 
     def hold(_name: str, command: Mapping[str, Any]) -> None:
         if command.get("update") != "visitors" or held.is_set():
             return
-        if any("$unset" in one["u"] for one in command["updates"]):
+        if any("$unset" in update["u"] for update in command["updates"]):
             held.set()
             assert go.wait(120)
 
@@ -433,6 +433,6 @@ async def test_a_group_has_the_text_of_an_anonymous_id(tmp_path: Path) -> None:
         both = event("2", type="group", user_id="u", anonymous_id="same", groupId="same", at=2)
         await store.write([both])
         assert await store.linked_to(WORKSPACE, "u") == ["same"]
-        found = await store.profile(WORKSPACE, "u")
-        assert found is not None
-        assert found.groups == ["same"]
+        profile = await store.profile(WORKSPACE, "u")
+        assert profile is not None
+        assert profile.groups == ["same"]
