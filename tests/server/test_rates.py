@@ -55,7 +55,7 @@ async def accepted(port: int, connections: int) -> int:
                 await asyncio.sleep(pause)
 
     clients = [await RawClient.connect(port) for _ in range(connections)]
-    tasks = [asyncio.create_task(send(one, connections / (4 * RATE))) for one in clients]
+    tasks = [asyncio.create_task(send(client, connections / (4 * RATE))) for client in clients]
     await asyncio.sleep(3)  # The burst is spent.
     counting = True
     began = time.monotonic()
@@ -95,13 +95,13 @@ def test_all_workers_refuse_a_key_that_one_has_served(tmp_path: Path) -> None:
         server.restart()
         with one_to_each_worker(server) as workers:
             victim = next(iter(workers))
-            assert [one.status(KEY) for one in workers.values()].count(200) >= 1
+            assert [worker.status(KEY) for worker in workers.values()].count(200) >= 1
             before = server.workers()
         os.kill(victim, signal.SIGKILL)
         wait_for(lambda: len(now := server.workers()) == len(before) and victim not in now)
         with one_to_each_worker(server) as workers:
-            [one.status(KEY) for one in workers.values()]
-            assert [one.status(KEY) for one in workers.values()] == [429, 429]
+            [worker.status(KEY) for worker in workers.values()]
+            assert [worker.status(KEY) for worker in workers.values()] == [429, 429]
 
 
 @pytest.mark.parametrize("storage", ["sqlite", *mongo.PARAMETERS])

@@ -56,9 +56,9 @@ def _answer(sock: socket.socket) -> tuple[int, str, bytes]:
         assert more, f"the connection ended after {data!r}"
         data += more
     head, _, body = data.partition(b"\r\n\r\n")
-    found = re.search(rb"(?i)\r\ncontent-length: (\d+)", head)
-    assert found
-    while len(body) < int(found[1]):
+    match = re.search(rb"(?i)\r\ncontent-length: (\d+)", head)
+    assert match
+    while len(body) < int(match[1]):
         body += sock.recv(65536)
     return int(head.split()[1]), head.decode("latin-1").lower(), body
 
