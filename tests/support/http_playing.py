@@ -136,7 +136,7 @@ async def _play(server: Serving, steps: Sequence[bytes | str], valve: Valve) -> 
     assert listener is not None
 
     def busy() -> bool:
-        return any(one.serving for one in listener.connections)
+        return any(connection.serving for connection in listener.connections)
 
     answers = []
     if HANG_UP in steps:
