@@ -52,7 +52,7 @@ async def test_letters_are_grouped_by_cause(
         if not newest_first:
             monkeypatch.setattr(type(store), "recent_dead_letters", Storage.recent_dead_letters)
         grouped = await group_letters(store, "acme")
-        found = [(group.pointer, group.key, group.origin, group.count) for group in grouped.groups]
+        found = [(one.pointer, one.key, one.origin, one.count) for one in grouped.groups]
         assert found == [
             ("/event", "website", "api", 450),
             ("", None, "stripe", 1),
@@ -91,7 +91,7 @@ async def test_two_rules_of_one_field_are_two_causes(tmp_path: Path) -> None:
         assert sorted(group.count for group in grouped.groups) == [1, 2, 2, 2]
         for group in grouped.groups:
             page = await store.scan_dead_letters("acme", after=None, limit=99)
-            assert sum(group.wanted.matches(item) for item in page.items) == group.count
+            assert sum(group.wanted.matches(one) for one in page.items) == group.count
     assert rule_of(letter("x", errors=[])) == ""
 
 
