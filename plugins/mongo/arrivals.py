@@ -175,7 +175,7 @@ class Arrivals:
         await self._insert(runs)
         # Not before: the document of this process covers what the journal does not have.
         entered = {*runs}
-        self._ended = [ended for ended in self._ended if ended[1] not in entered]
+        self._ended = [one for one in self._ended if one[1] not in entered]
         return runs
 
     async def _insert(self, runs: Sequence[Run]) -> None:

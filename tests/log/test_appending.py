@@ -87,49 +87,49 @@ class Fixture:
     @property
     def ids(self) -> list[str]:
         """The message ids in the log."""
-        return [item.message_id for item in items_of(self.broker) if isinstance(item, Event)]
+        return [one.message_id for one in items_of(self.broker) if isinstance(one, Event)]
 
 
 async def test_an_event_is_in_the_log_and_not_in_the_store() -> None:
-    async with Fixture() as fixture:
-        events = [fixture.event("a"), fixture.event("b"), fixture.event("a")]
-        outcomes = await fixture.ingest.submit(events, "key")
+    async with Fixture() as one:
+        events = [one.event("a"), one.event("b"), one.event("a")]
+        outcomes = await one.ingest.submit(events, "key")
         # The log does not look for duplicates.
         assert [outcome.status for outcome in outcomes] == [Status.STORED] * 3
-        assert items_of(fixture.broker) == events
-        assert not fixture.store.writes
-        assert fixture.metrics.appended == [3]
-        assert fixture.metrics.writes == []
+        assert items_of(one.broker) == events
+        assert not one.store.writes
+        assert one.metrics.appended == [3]
+        assert one.metrics.writes == []
 
 
 async def test_every_request_is_a_call_at_once() -> None:
     """Nothing waits for the call of another request."""
-    async with Fixture() as fixture:
-        fixture.broker.slow = 0.05
-        calls = [fixture.ingest.submit([fixture.event(f"{n}")], "key") for n in range(5)]
+    async with Fixture() as one:
+        one.broker.slow = 0.05
+        calls = [one.ingest.submit([one.event(f"{n}")], "key") for n in range(5)]
         await turns()
-        assert fixture.broker.calls["append"] == 5
-        assert fixture.ingest.waiting == 5
+        assert one.broker.calls["append"] == 5
+        assert one.ingest.waiting == 5
         await asyncio.gather(*calls)
-        assert fixture.ingest.waiting == 0
+        assert one.ingest.waiting == 0
 
 
 async def test_the_events_of_a_user_keep_their_order() -> None:
     """Those of one request, and those of requests that follow each other, also if calls are
     slow."""
-    async with Fixture(MemoryBroker(4)) as fixture:
-        fixture.broker.slow = 0.001
+    async with Fixture(MemoryBroker(4)) as one:
+        one.broker.slow = 0.001
         users = [f"user-{number}" for number in range(20)]
         calls = []
         for turn in range(10):
             for user in users:
-                pair = [fixture.event(f"{user} {turn} {half}", user) for half in "ab"]
-                calls.append(fixture.ingest.submit(pair, "key"))
+                pair = [one.event(f"{user} {turn} {half}", user) for half in "ab"]
+                calls.append(one.ingest.submit(pair, "key"))
             if turn % 3 == 0:
                 await asyncio.sleep(0.002)
         await asyncio.gather(*calls)
         for user in users:
-            mine = [name for name in fixture.ids if name.startswith(f"{user} ")]
+            mine = [name for name in one.ids if name.startswith(f"{user} ")]
             assert mine == [f"{user} {turn} {half}" for turn in range(10) for half in "ab"]
 
 
@@ -172,17 +172,17 @@ async def test_the_limits_are_those_of_the_group_commit(size: dict[str, int]) ->
     bound: dict[str, Any] = {"queue_events": 10, **size}
     if size:
         bound["queue_bytes"] = 10 * (500 + len(make_event("a").body))
-    async with Fixture(**bound, queue_percent_per_key=50) as fixture:
-        has_room = fixture.ingest.admission.has_room
-        fixture.broker.slow = 0.05
-        calls = [fixture.ingest.submit([fixture.event("a")], "first") for _ in range(4)]
+    async with Fixture(**bound, queue_percent_per_key=50) as one:
+        has_room = one.ingest.admission.has_room
+        one.broker.slow = 0.05
+        calls = [one.ingest.submit([one.event("a")], "first") for _ in range(4)]
         assert has_room("first")
-        calls.append(fixture.ingest.submit([fixture.event("a")], "first"))
+        calls.append(one.ingest.submit([one.event("a")], "first"))
         assert not has_room("first")
         assert has_room("second")
-        calls += [fixture.ingest.submit([fixture.event("a")], "second") for _ in range(4)]
+        calls += [one.ingest.submit([one.event("a")], "second") for _ in range(4)]
         assert has_room("second")
-        calls.append(fixture.ingest.submit([fixture.event("a")], "second"))
+        calls.append(one.ingest.submit([one.event("a")], "second"))
         assert not has_room("second")
         # A key with nothing in the full queue has room for a first request.
         assert has_room("third")
@@ -193,10 +193,10 @@ async def test_the_limits_are_those_of_the_group_commit(size: dict[str, int]) ->
 
 async def test_what_waits_is_let_in_when_a_call_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engage.log.ingest.QUEUE_WAIT", 300.0)
-    async with Fixture(queue_events=1, queue_percent_per_key=100) as fixture:
-        fixture.broker.slow = 0.05
-        call = fixture.ingest.submit([fixture.event("a")], "key")
-        entering = asyncio.create_task(fixture.ingest.admission.enter("key", small=True))
+    async with Fixture(queue_events=1, queue_percent_per_key=100) as one:
+        one.broker.slow = 0.05
+        call = one.ingest.submit([one.event("a")], "key")
+        entering = asyncio.create_task(one.ingest.admission.enter("key", small=True))
         await turns()
         assert not entering.done()
         await call
@@ -228,17 +228,17 @@ async def test_an_event_that_cannot_be_a_record_is_refused_alone() -> None:
 async def test_a_failure_is_logged_once_a_minute(
     caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
-    async with Fixture() as fixture:
+    async with Fixture() as one:
 
         def fail(name: str) -> None:
             if name == "append":
                 raise error
 
-        fixture.broker.before = fail
+        one.broker.before = fail
         for _ in range(3):
             with pytest.raises(StorageUnavailable):
-                await fixture.ingest.submit([fixture.event("a")], "key")
-        assert fixture.metrics.log_errors == 3
+                await one.ingest.submit([one.event("a")], "key")
+        assert one.metrics.log_errors == 3
     [line] = [record for record in caplog.records if record.name == "engage.log.appending"]
     assert "a request could not be appended to the log" in line.getMessage()
     assert (line.exc_info is not None) == isinstance(error, RuntimeError)
@@ -249,54 +249,54 @@ async def test_a_wrong_number_of_outcomes_is_not_a_success() -> None:
         async def append(self, records: Sequence[LogRecord]) -> Sequence[Outcome]:
             return (await super().append(records))[1:]
 
-    async with Fixture(log=Short()) as fixture:
+    async with Fixture(log=Short()) as one:
         with pytest.raises(StorageUnavailable):
-            await fixture.ingest.submit([fixture.event("a"), fixture.event("b")], "key")
+            await one.ingest.submit([one.event("a"), one.event("b")], "key")
 
 
 async def test_a_caller_that_goes_away_does_not_end_its_call() -> None:
-    async with Fixture() as fixture:
-        fixture.broker.slow = 0.02
+    async with Fixture() as one:
+        one.broker.slow = 0.02
 
         async def caller() -> None:
-            await fixture.ingest.submit([fixture.event("a")], "key")
+            await one.ingest.submit([one.event("a")], "key")
 
         task = asyncio.create_task(caller())
         await turns()
         task.cancel()
         await asyncio.wait([task])
-        await fixture.ingest.drain()
-        assert fixture.ids == ["a"]
+        await one.ingest.drain()
+        assert one.ids == ["a"]
 
 
 async def test_closing_finishes_what_was_submitted_and_refuses_the_rest() -> None:
-    async with Fixture() as fixture:
-        fixture.broker.slow = 0.02
-        call = fixture.ingest.submit([fixture.event("a")], "key")
-        await fixture.ingest.close()
+    async with Fixture() as one:
+        one.broker.slow = 0.02
+        call = one.ingest.submit([one.event("a")], "key")
+        await one.ingest.close()
         assert call.done()
         with pytest.raises(ApiError) as refused:
-            await fixture.ingest.submit([fixture.event("b")], "key")
+            await one.ingest.submit([one.event("b")], "key")
         assert (refused.value.status, refused.value.code) == (503, "shutting_down")
         with pytest.raises(ApiError):
-            await fixture.ingest.keep([letter("x")])
+            await one.ingest.keep([letter("x")])
 
 
 # ------------------------------------------------------------------------------------ dead letters
 async def test_a_letter_that_the_log_can_never_take_is_kept_in_the_store() -> None:
     """As that of a delivery of megabytes."""
-    async with Fixture() as fixture:
-        fixture.log.max_value_bytes = 5000
+    async with Fixture() as one:
+        one.log.max_value_bytes = 5000
         large = letter("large", item=b"x" * 5000)
-        assert await fixture.ingest.keep([letter("a"), large, letter("b")]) == [True, True, True]
-        found = items_of(fixture.broker)
+        assert await one.ingest.keep([letter("a"), large, letter("b")]) == [True, True, True]
+        found = items_of(one.broker)
         assert {item.id for item in found if isinstance(item, DeadLetter)} == {"a", "b"}
-        assert list(fixture.store.letters.values()) == [large]
-        assert sum(fixture.metrics.letters.values()) == 3
+        assert list(one.store.letters.values()) == [large]
+        assert sum(one.metrics.letters.values()) == 3
         # If the store is away, the caller does not acknowledge it.
-        fixture.store.before_put = _away
+        one.store.before_put = _away
         with pytest.raises(StorageUnavailable):
-            await fixture.ingest.keep([large])
+            await one.ingest.keep([large])
 
 
 def _away() -> None:
@@ -304,23 +304,23 @@ def _away() -> None:
 
 
 async def test_a_letter_that_is_not_durable_is_an_error() -> None:
-    async with Fixture(timeout=0.05) as fixture:
-        fixture.broker.leaderless |= {0, 1, 2}
+    async with Fixture(timeout=0.05) as one:
+        one.broker.leaderless |= {0, 1, 2}
         with pytest.raises(StorageUnavailable):
-            await fixture.ingest.keep([letter("x")])
-        assert fixture.metrics.log_errors == 1
-        fixture.broker.leaderless.clear()
-        await eventually(lambda: fixture.broker.records)  # late, which does no harm
+            await one.ingest.keep([letter("x")])
+        assert one.metrics.log_errors == 1
+        one.broker.leaderless.clear()
+        await eventually(lambda: one.broker.records)  # late, which does no harm
 
 
 async def test_an_event_that_is_never_a_conflict_says_so_in_its_record() -> None:
-    async with Fixture() as fixture:
-        events = [fixture.event("a"), fixture.event("b")]
-        await fixture.ingest.submit(events, "key", restated={"b"})
-        assert items_of(fixture.broker) == events
-        assert [is_restated(read.record) for read in fixture.broker.records] == [False, True]
-        await fixture.ingest.keep([letter("x", message_id="b")])
+    async with Fixture() as one:
+        events = [one.event("a"), one.event("b")]
+        await one.ingest.submit(events, "key", restated={"b"})
+        assert items_of(one.broker) == events
+        assert [is_restated(read.record) for read in one.broker.records] == [False, True]
+        await one.ingest.keep([letter("x", message_id="b")])
         [letters] = [
-            read for read in fixture.broker.records if b"letter" in read.record.headers["engage"]
+            read for read in one.broker.records if b"letter" in read.record.headers["engage"]
         ]
         assert not is_restated(letters.record)

@@ -24,11 +24,11 @@ pytestmark = pytest.mark.virtual_time
 async def catching_up(broker: MemoryBroker, wait: float = 30.0) -> AsyncIterator[CatchUp]:
     log = MemoryLog(broker)
     await log.open(create=True)
-    waiter = CatchUp(log, group="engage", wait=wait, timeout=5)
+    one = CatchUp(log, group="engage", wait=wait, timeout=5)
     try:
-        yield waiter
+        yield one
     finally:
-        await waiter.close()
+        await one.close()
         await log.close()
 
 
@@ -40,8 +40,8 @@ async def test_all_partitions_must_be_passed() -> None:
     broker = MemoryBroker(3)
     for partition in (0, 1, 1, 2):
         append(broker, partition)
-    async with catching_up(broker) as waiter:
-        waiting = asyncio.create_task(waiter())
+    async with catching_up(broker) as one:
+        waiting = asyncio.create_task(one())
         for offsets in ({0: 1}, {2: 1}, {1: 1}):
             broker.commit("engage", offsets)
             await asyncio.sleep(0.12)
@@ -54,19 +54,19 @@ async def test_all_partitions_must_be_passed() -> None:
 
 async def test_an_empty_log_and_one_without_backlog_are_passed_at_once() -> None:
     broker = MemoryBroker(3)
-    async with catching_up(broker) as waiter:
-        await waiter()
+    async with catching_up(broker) as one:
+        await one()
         append(broker, 1)
         broker.commit("engage", broker.ends())
-        await waiter()
+        await one()
 
 
 async def test_the_wait_ends_with_a_503() -> None:
     broker = MemoryBroker(3)
     append(broker, 1)
-    async with catching_up(broker, wait=0.1) as waiter:
+    async with catching_up(broker, wait=0.1) as one:
         with pytest.raises(ApiError) as refused:
-            await waiter()
+            await one()
         assert (refused.value.status, refused.value.code) == (503, "overloaded")
         assert refused.value.retry_after
         # Those who wait no more cost nothing.
@@ -79,8 +79,8 @@ async def test_the_wait_ends_with_a_503() -> None:
 async def test_requests_share_the_readings() -> None:
     broker = MemoryBroker(3)
     append(broker, 1)
-    async with catching_up(broker) as waiter:
-        waiting = [asyncio.create_task(waiter()) for _ in range(500)]
+    async with catching_up(broker) as one:
+        waiting = [asyncio.create_task(one()) for _ in range(500)]
         await eventually(lambda: broker.calls["committed"] >= 4)
         assert broker.calls["ends"] == 1
         assert broker.calls["committed"] < 50
@@ -94,11 +94,11 @@ async def test_a_request_that_comes_during_a_reading_needs_a_later_one() -> None
     append(broker, 1)
     gate = asyncio.Event()
     broker.before = lambda name: gate.wait() if name == "committed" else None
-    async with catching_up(broker) as waiter:
-        first = asyncio.create_task(waiter())
+    async with catching_up(broker) as one:
+        first = asyncio.create_task(one())
         await turns()
         append(broker, 2)
-        second = asyncio.create_task(waiter())
+        second = asyncio.create_task(one())
         broker.commit("engage", {1: 1})
         gate.set()
         await first
@@ -113,28 +113,28 @@ async def test_a_request_that_comes_during_a_reading_needs_a_later_one() -> None
 async def test_a_log_that_does_not_answer_is_a_503_for_those_who_wait(method: str) -> None:
     broker = MemoryBroker(3)
     append(broker, 1)
-    async with catching_up(broker) as waiter:
+    async with catching_up(broker) as one:
         broker.failing.add(method)
         for _ in range(2):
             with pytest.raises(StorageUnavailable):
-                await waiter()
+                await one()
         broker.failing.clear()
         broker.commit("engage", broker.ends())
-        await waiter()
+        await one()
 
 
 async def test_only_so_many_requests_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catch_up, "MAX_WAITING", 3)
     broker = MemoryBroker(3)
     append(broker, 1)
-    async with catching_up(broker) as waiter:
-        waiting = [asyncio.create_task(waiter()) for _ in range(3)]
+    async with catching_up(broker) as one:
+        waiting = [asyncio.create_task(one()) for _ in range(3)]
         await turns()
         with pytest.raises(ApiError, match="still being stored"):
-            await waiter()
+            await one()
         waiting.pop().cancel()
         await turns()
-        waiting.append(asyncio.create_task(waiter()))
+        waiting.append(asyncio.create_task(one()))
         await turns()
         broker.commit("engage", broker.ends())
         await asyncio.gather(*waiting)
@@ -143,8 +143,8 @@ async def test_only_so_many_requests_wait(monkeypatch: pytest.MonkeyPatch) -> No
 async def test_closing_fails_those_who_wait() -> None:
     broker = MemoryBroker(3)
     append(broker, 1)
-    async with catching_up(broker) as waiter:
-        waiting = asyncio.create_task(waiter())
+    async with catching_up(broker) as one:
+        waiting = asyncio.create_task(one())
         await eventually(lambda: broker.calls["committed"])
     with pytest.raises(StorageUnavailable):
         await waiting
@@ -157,8 +157,8 @@ async def test_a_partition_whose_records_were_all_deleted_is_passed_at_once() ->
         append(broker, partition)
     broker.commit("engage", {0: 1})
     broker.expire(1, broker.ends()[1])
-    async with catching_up(broker) as waiter:
-        await waiter()
+    async with catching_up(broker) as one:
+        await one()
         assert broker.calls["firsts"] == 1
 
 
@@ -168,8 +168,8 @@ async def test_a_partition_whose_first_records_were_deleted_must_be_passed() -> 
     for _ in range(3):
         append(broker, 1)
     broker.expire(1, 2)
-    async with catching_up(broker, wait=0.5) as waiter:
+    async with catching_up(broker, wait=0.5) as one:
         with pytest.raises(ApiError, match="still being stored"):
-            await waiter()
+            await one()
         broker.commit("engage", {1: 3})
-        await waiter()
+        await one()

@@ -61,51 +61,51 @@ class Fixture:
 @each("percent", [1, 50, 100])
 async def test_the_bound_is_a_part_of_the_retention(percent: int) -> None:
     """A record as old as the bound is not overdue; one that is a millisecond older is."""
-    async with Fixture(percent=percent) as fixture:
-        fixture.append("a")
+    async with Fixture(percent=percent) as one:
+        one.append("a")
         bound = 2 * DAY * percent // 100
-        fixture.now = START + bound
-        await fixture.lag.read()
-        assert not fixture.lag.overdue
-        assert fixture.lag.seconds == bound / 1000
-        fixture.now += 1
-        assert fixture.lag.overdue  # without another reading
-        await fixture.lag.read()
-        assert fixture.lag.overdue
-        fixture.broker.commit("engage", fixture.broker.ends())
-        await fixture.lag.read()
-        assert not fixture.lag.overdue
-        assert fixture.lag.seconds == 0
+        one.now = START + bound
+        await one.lag.read()
+        assert not one.lag.overdue
+        assert one.lag.seconds == bound / 1000
+        one.now += 1
+        assert one.lag.overdue  # without another reading
+        await one.lag.read()
+        assert one.lag.overdue
+        one.broker.commit("engage", one.broker.ends())
+        await one.lag.read()
+        assert not one.lag.overdue
+        assert one.lag.seconds == 0
 
 
 async def test_only_what_the_group_has_not_committed_counts() -> None:
-    async with Fixture() as fixture:
-        fixture.append("a")
-        fixture.now += 3 * DAY
-        fixture.broker.commit("another", fixture.broker.ends())
-        await fixture.lag.read()
-        assert fixture.lag.overdue
-        fixture.broker.commit("engage", fixture.broker.ends())
-        fixture.append("b")
-        await fixture.lag.read()
-        assert not fixture.lag.overdue
+    async with Fixture() as one:
+        one.append("a")
+        one.now += 3 * DAY
+        one.broker.commit("another", one.broker.ends())
+        await one.lag.read()
+        assert one.lag.overdue
+        one.broker.commit("engage", one.broker.ends())
+        one.append("b")
+        await one.lag.read()
+        assert not one.lag.overdue
 
 
 async def test_a_log_without_retention_is_never_overdue() -> None:
-    async with Fixture(retention=None) as fixture:
-        fixture.append("a")
-        fixture.now += 1000 * DAY
-        await fixture.lag.read()
-        assert not fixture.lag.overdue
-        assert fixture.lag.seconds == 1000 * DAY / 1000
+    async with Fixture(retention=None) as one:
+        one.append("a")
+        one.now += 1000 * DAY
+        await one.lag.read()
+        assert not one.lag.overdue
+        assert one.lag.seconds == 1000 * DAY / 1000
 
 
 async def test_nothing_is_overdue_before_the_first_reading() -> None:
-    async with Fixture() as fixture:
-        fixture.append("a")
-        fixture.now += 3 * DAY
-        assert not fixture.lag.overdue
-        assert fixture.lag.seconds == 0
+    async with Fixture() as one:
+        one.append("a")
+        one.now += 3 * DAY
+        assert not one.lag.overdue
+        assert one.lag.seconds == 0
 
 
 @pytest.mark.parametrize("unread", [True, False])
@@ -113,83 +113,83 @@ async def test_a_reading_grows_older_while_the_log_does_not_answer(
     caplog: pytest.LogCaptureFixture, unread: bool
 ) -> None:
     """If all was read then, what is unread now may be as old as the reading."""
-    async with Fixture() as fixture:
+    async with Fixture() as one:
         if unread:
-            fixture.append("a")
-        await fixture.lag.start()
-        await eventually(lambda: fixture.lag.backlog)
-        fixture.broker.failing.add("backlog")
-        calls = fixture.broker.calls["backlog"]
-        await eventually(lambda: fixture.broker.calls["backlog"] > calls + 2)
-        assert not fixture.lag.overdue
-        fixture.now += DAY + 1
-        assert fixture.lag.overdue
+            one.append("a")
+        await one.lag.start()
+        await eventually(lambda: one.lag.backlog)
+        one.broker.failing.add("backlog")
+        calls = one.broker.calls["backlog"]
+        await eventually(lambda: one.broker.calls["backlog"] > calls + 2)
+        assert not one.lag.overdue
+        one.now += DAY + 1
+        assert one.lag.overdue
         await eventually(lambda: "events are answered 503" in caplog.text)
-        fixture.broker.commit("engage", fixture.broker.ends())
-        fixture.broker.failing.clear()
+        one.broker.commit("engage", one.broker.ends())
+        one.broker.failing.clear()
         await eventually(lambda: "events are accepted again" in caplog.text)
-        assert not fixture.lag.overdue
+        assert not one.lag.overdue
     # Each is logged once.
     assert len(caplog.records) == 3
     assert "the backlog of the log cannot be read" in caplog.text
 
 
 async def test_the_gauges_are_set() -> None:
-    async with Fixture() as fixture:
-        fixture.append("a")
-        fixture.append("b")
-        fixture.now += 1500
-        await fixture.lag.start()
-        await fixture.lag.start()
-        await eventually(lambda: fixture.metrics.gauges)
-        assert fixture.metrics.gauges == {
+    async with Fixture() as one:
+        one.append("a")
+        one.append("b")
+        one.now += 1500
+        await one.lag.start()
+        await one.lag.start()
+        await eventually(lambda: one.metrics.gauges)
+        assert one.metrics.gauges == {
             "backlog_records": 2,
             "backlog_seconds": 1.5,
             "retention_seconds": 2 * DAY / 1000,
             "leaderless_partitions": 0,
         }
-        await fixture.lag.close()
-        await fixture.lag.close()
-        calls = fixture.broker.calls["backlog"]
+        await one.lag.close()
+        await one.lag.close()
+        calls = one.broker.calls["backlog"]
         await asyncio.sleep(300)
-        assert fixture.broker.calls["backlog"] == calls
+        assert one.broker.calls["backlog"] == calls
 
 
 async def test_a_loader_does_not_log_that_events_are_refused(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Servers do that, and refuse them. A loader has the gauges only."""
-    async with Fixture(refuses=False) as fixture:
-        fixture.append("a")
-        fixture.now += DAY + 1
-        await fixture.lag.start()
-        await eventually(lambda: fixture.metrics.gauges.get("backlog_seconds", 0) > 0)
-        assert fixture.lag.overdue
+    async with Fixture(refuses=False) as one:
+        one.append("a")
+        one.now += DAY + 1
+        await one.lag.start()
+        await eventually(lambda: one.metrics.gauges.get("backlog_seconds", 0) > 0)
+        assert one.lag.overdue
         assert "503" not in caplog.text
 
 
 async def test_gaps_are_named() -> None:
-    async with Fixture(partitions=7) as fixture:
+    async with Fixture(partitions=7) as one:
         for number in range(7):
             for name in "abc":
-                fixture.broker.inject(record_of(make_event(name)), partition=number)
-            fixture.broker.commit("engage", {number: 1})
-            fixture.broker.expire(number, 2)
-        await fixture.lag.read()
-        assert fixture.lag.gaps == dict.fromkeys(range(7), (1, 2))
-        (alarm,) = fixture.lag.alarms
+                one.broker.inject(record_of(make_event(name)), partition=number)
+            one.broker.commit("engage", {number: 1})
+            one.broker.expire(number, 2)
+        await one.lag.read()
+        assert one.lag.gaps == dict.fromkeys(range(7), (1, 2))
+        (alarm,) = one.lag.alarms
     assert alarm.startswith("acknowledged events may be lost: ")
     assert "partition 0 (expected 1, begins at 2), " in alarm
     assert alarm.endswith("partition 4 (expected 1, begins at 2), 2 more")
 
 
 async def test_an_operator_is_told_that_events_are_refused() -> None:
-    async with Fixture() as fixture:
-        fixture.append("a")
-        await fixture.lag.read()
-        assert fixture.lag.alarms == []
-        fixture.now += DAY + 1
-        assert [alarm[:27] for alarm in fixture.lag.alarms] == ["events are answered 503: th"]
+    async with Fixture() as one:
+        one.append("a")
+        await one.lag.read()
+        assert one.lag.alarms == []
+        one.now += DAY + 1
+        assert [alarm[:27] for alarm in one.lag.alarms] == ["events are answered 503: th"]
 
 
 async def test_a_log_that_is_down_is_opened_later() -> None:
