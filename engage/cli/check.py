@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 SHOWN_RATIO: Final = 0.8
 #: The purpose of a budget.
 LETTERS: Final[Mapping[BudgetName, str]] = {
-    "api": "refused items (limits.dead_letter_count, limits.dead_letter_bytes)",
-    "webhook": "deliveries (limits.dead_letter_count, limits.webhook_dead_letter_bytes)",
-    "conflict": "conflicts (limits.dead_letter_count, limits.dead_letter_bytes)",
+    "api": "refused items",
+    "webhook": "deliveries",
+    "conflict": "conflicts",
 }
 
 
@@ -145,7 +145,8 @@ async def _show_storage(store: Storage, config: Config) -> None:
             count, size = budget.of(use.budget)
             _print(
                 "budget",
-                f"{use.workspace_id}: {LETTERS[use.budget]} use {use.count} of {count} letters and"
+                f"{use.workspace_id}: {LETTERS[use.budget]} (limits.dead_letter_count,"
+                f" limits.dead_letter_bytes) use {use.count} of {count} letters and"
                 f" {use.size >> 20} of {size >> 20} MiB"
                 + ("; no more are kept" if use.count >= count else ""),
             )

@@ -23,6 +23,7 @@ from engage.errors import overloaded
 
 __all__ = [
     "BRIEF_BODY",
+    "KEY_SHARE",
     "LARGE_BODY",
     "QUEUE_WAIT",
     "SUBSCRIPTIONS_SHARE",
@@ -45,6 +46,8 @@ PACE_SECONDS: Final = 0.02
 #: Requests beyond these that are let in with each later turn of the event loop.
 PACE_REQUESTS: Final = 4
 
+#: The part of the queue that one write key may use, so that it cannot shut out the others.
+KEY_SHARE: Final = 0.5
 #: The share of the queue of requests that write no events.
 SUBSCRIPTIONS_SHARE: Final = "subscriptions"
 

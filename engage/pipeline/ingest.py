@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from engage.api import (
@@ -26,7 +26,7 @@ from engage.api import (
     StorageError,
 )
 from engage.monitoring.throttle import Throttle
-from engage.pipeline.admission import QUEUE_WAIT, Admission
+from engage.pipeline.admission import KEY_SHARE, QUEUE_WAIT, Admission
 from engage.pipeline.group_commit import GROUP_WEIGHT, PART_BYTES, GroupCommit
 from engage.reading.time_limit import within
 from engage.store.facade import Storage
@@ -52,12 +52,6 @@ _LETTER_WEIGHT: Final = 4
 REOPEN_PAUSE: Final = 1.0
 #: Seconds between two log lines about the same budget of dead letters: it may be full for days.
 _FULL_PAUSE: Final = 600.0
-#: The config keys of a budget, for the log.
-_LIMITS: Final[Mapping[BudgetName, str]] = {
-    "api": "dead_letter_count, limits.dead_letter_bytes",
-    "conflict": "dead_letter_count, limits.dead_letter_bytes",
-    "webhook": "dead_letter_count, limits.webhook_dead_letter_bytes",
-}
 
 
 class Ingest:
@@ -104,7 +98,7 @@ class Ingest:
             store.write,
             max_weight=limits.queue_events,
             max_bytes=limits.queue_bytes,
-            share=limits.queue_percent_per_key / 100,
+            share=KEY_SHARE,
             group_weight=group_weight,
             calls=store.concurrent_writes,
             timeout=write_timeout,
@@ -219,8 +213,8 @@ class Ingest:
         if more is not None:
             _log.warning(
                 "a dead letter is not kept: %s%s",
-                f"the {letter.budget} budget is full (limits.{_LIMITS[letter.budget]}),"
-                " or the storage failed with the letter",
+                f"the {letter.budget} budget is full (limits.dead_letter_count,"
+                " limits.dead_letter_bytes), or the storage failed with the letter",
                 more,
                 extra={"workspaceId": letter.workspace_id, "reason": letter.reason},
             )

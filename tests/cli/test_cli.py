@@ -814,6 +814,15 @@ def test_copy_creates_no_source(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------- what a check finds
+def test_check_warns_of_a_removed_key(tmp_path: Path) -> None:
+    config = config_file(tmp_path)
+    config.write_text(config.read_text() + "[limits]\nuser_links = 5\n")
+    result = run("check", "--config", config)
+    assert result.exit_code == 0, result.stderr
+    warning = "limits.user_links has no effect: a user has at most 1000 anonymous ids."
+    assert f"warning\t{warning}\n" in result.stdout
+
+
 @pytest.mark.parametrize(
     ("lines", "warning"),
     [

@@ -184,11 +184,9 @@ async def test_events_are_refused_while_the_oldest_record_is_too_old(
     """Subscription changes, health and reads go on. ``log/test_lag.py`` has the bound."""
     monkeypatch.setattr(log_lag, "POLL_SECONDS", 0.02)
     broker = MemoryBroker(
-        retention=48 * HOUR, clock=lambda: time.time_ns() // 1_000_000 - 11 * HOUR
+        retention=24 * HOUR, clock=lambda: time.time_ns() // 1_000_000 - 11 * HOUR
     )
-    async with serving(
-        tmp_path, broker=broker, config_extra=GROUPS, log="lag_percent = 25"
-    ) as server:
+    async with serving(tmp_path, broker=broker, config_extra=GROUPS) as server:
 
         async def overdue() -> str:
             answer = await readyz(server)
@@ -199,7 +197,7 @@ async def test_events_are_refused_while_the_oldest_record_is_too_old(
         await load_log(broker, server.app.store, "somebody else")
         assert (await server.track()).status == 200
         assert await overdue() == "False"
-        broker.retention = 40 * HOUR
+        broker.retention = 20 * HOUR
         await until(overdue, "True")
         large = [{"type": "track", "userId": "u", "event": "E" * 1000}] * 500
         for answer in (
@@ -417,12 +415,11 @@ async def test_a_change_waits_until_its_user_is_loaded(tmp_path: Path) -> None:
 
 
 async def test_a_change_is_a_503_if_the_loaders_are_behind_and_a_401_if_not(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("engage.log.catch_up.MAX_SECONDS", 0.3)
     broker = MemoryBroker(3)
-    async with serving(
-        tmp_path, broker=broker, config_extra=GROUPS, log="subscription_wait = 0.3"
-    ) as server:
+    async with serving(tmp_path, broker=broker, config_extra=GROUPS) as server:
         await identify(server)
         started = time.monotonic()
         assert overloaded(await put(server))

@@ -316,6 +316,13 @@ def test_a_system_that_allows_too_few_files_is_named(tmp_path: Path) -> None:
         assert "max_connections is 2048, but the system allows only 128" in warning["message"]
 
 
+def test_the_start_warns_of_a_removed_key(tmp_path: Path) -> None:
+    with start_server(tmp_path, config_extra="[limits]\nuser_links = 5\n") as server:
+        said = [line for line in server.lines() if "has no effect" in line["message"]]
+    warning = "limits.user_links has no effect: a user has at most 1000 anonymous ids."
+    assert [(line["level"], line["message"]) for line in said] == [("warning", warning)]
+
+
 @pytest.mark.parametrize("key", ["", "0123456789abcdef" * 2])
 def test_the_start_says_why_nobody_can_be_erased(tmp_path: Path, key: str) -> None:
     (tmp_path / "engage.toml.erasures").mkdir()

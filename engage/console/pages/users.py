@@ -15,6 +15,7 @@ from engage.api import (
     EngageError,
     EventFilter,
     Page,
+    ProfileLimits,
     StorageUnavailable,
     UserProfile,
     VisitorProfile,
@@ -180,6 +181,7 @@ class UserHandler(ConsoleHandler):
             # A text in quotation marks is a whole user id, but no anonymous id.
             events=self.link("events", user=name if is_visitor else f'"{name}"'),
             config=self.console.config,
+            merged=ProfileLimits().user_visitors,
             traits=[] if profile is None else self._traits(profile),
             text=""
             if profile is None
