@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The connection: the only module that names the driver's clients.
 
-This package makes only calls that motor's client and ``pymongo.AsyncMongoClient`` share:
-``aggregate``, ``list_indexes`` and the like are awaited with one and not with the other.
+:func:`_connected` makes them. This package makes only calls that motor's client and
+``pymongo.AsyncMongoClient`` share: ``aggregate``, ``list_indexes`` and the like are awaited with
+one and not with the other.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
+import functools
 import logging
-from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 
@@ -117,6 +118,7 @@ class Connection:
         #: Entered for every update of documents that another call may be updating.
         self.updating: AbstractAsyncContextManager[Any] = contextlib.nullcontext()
         self._client: Any = None
+        self._end: Callable[[], Awaitable[None]]
         self._db: Any = None
 
     @property
@@ -153,7 +155,7 @@ class Connection:
             if name.lower() not in self._parsed.options
         }
         try:
-            client = self._make_client(defaults)
+            client, self._end = _connected(self._driver, self._url, defaults)
             database = client.get_default_database(DEFAULT_DATABASE)
         except (PyMongoError, OSError, ValueError) as error:
             raise StorageUnavailable(
@@ -164,14 +166,6 @@ class Connection:
         self._db = database.with_options(
             codec_options=CODEC, read_preference=pymongo.ReadPreference.PRIMARY
         )
-
-    def _make_client(self, defaults: Mapping[str, Any]) -> Any:
-        if self._driver == "pymongo":
-            return pymongo.AsyncMongoClient(self._url, **defaults)
-        # It takes time and memory that the other driver does not need.
-        from motor.motor_asyncio import AsyncIOMotorClient
-
-        return AsyncIOMotorClient(self._url, **defaults)
 
     async def recognise(self) -> None:
         """Find out which server it is. To be called within :meth:`calling`, before the first
@@ -189,15 +183,11 @@ class Connection:
         client, self._client, self._db = self._client, None, None
         if client is None:
             return
-        # The client ends its sessions with the server, which may not answer. Motor's waits for that
-        # in the thread that calls it: this must not be that of the event loop.
+        # The client ends its sessions with the server, which may not answer.
         with pymongo.timeout(CLOSE_SECONDS), contextlib.suppress(TimeoutError):
             # The asynchronous client waits for its monitors without a limit.
             async with asyncio.timeout(self.timeout):
-                if inspect.iscoroutinefunction(client.close):
-                    await client.close()
-                else:
-                    await asyncio.to_thread(client.close)
+                await self._end()
 
     @contextlib.contextmanager
     def calling(self, *, seconds: float | None = None, scan: bool = False) -> Iterator[Any]:
@@ -422,6 +412,21 @@ class Connection:
             second = await self._insert(collection, raw[half:])
             return first | {half + index: code for index, code in second.items()}
         return {}
+
+
+def _connected(
+    driver: str, url: str, options: Mapping[str, Any]
+) -> tuple[Any, Callable[[], Awaitable[None]]]:
+    """Make the client of a driver; return it, and what closes it."""
+    if driver == "pymongo":
+        client: Any = pymongo.AsyncMongoClient(url, **options)
+        return client, client.close
+    # It takes time and memory that the other driver does not need.
+    from motor.motor_asyncio import AsyncIOMotorClient
+
+    client = AsyncIOMotorClient(url, **options)
+    # It waits for the server in the thread that calls it: not in that of the event loop.
+    return client, functools.partial(asyncio.to_thread, client.close)
 
 
 def _commands(

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
-import threading
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ from engage.testing.factories import count, record, user
 from engage_plugins.mongo import schema
 from engage_plugins.mongo.store import MongoStorage
 from support import mongo
-from support.mongo_proxy import SILENCE, Proxy
+from support.mongo_proxy import Proxy
 
 pytestmark = pytest.mark.mongo
 
@@ -254,22 +252,3 @@ async def test_an_index_of_the_operator_does_not_prevent_others(tmp_path: Path) 
             await made.close()
         assert refused not in names
         assert len(names) == 1 + len(schema.INDEXES["events"]) - 1
-
-
-async def test_closing_does_not_stop_the_loop_when_the_server_is_silent(tmp_path: Path) -> None:
-    """A driver ends the sessions of a server that has them; the servers of the tests have none."""
-    sessions = {"logicalSessionTimeoutMinutes": 30}
-    async with opened(tmp_path, sessions) as (made, proxy, _):
-        await made.write([event("a")])
-        proxy.rule = lambda name, _: SILENCE if name == "endSessions" else None
-        closing = asyncio.ensure_future(made.close())
-        # This ends the test if the loop is blocked.
-        late = threading.Timer(20, proxy.cut)
-        late.start()
-        turns = 0
-        while not closing.done():
-            await asyncio.sleep(0.01)
-            turns += 1
-        late.cancel()
-        assert "endSessions" in proxy.seen
-        assert turns > 5
