@@ -153,10 +153,14 @@ class UserHandler(ConsoleHandler):
         user, visitor, is_visitor = known.user, known.visitors.get(name), known.is_visitor
         profile, history = user or visitor, known.history[::-1]
         ids = [one for one in (user.anonymous_ids if user else ()) if one > after]
-        wanted = EventFilter(workspace_id=workspace.id, user_id=name)
-        if is_visitor:
-            wanted = EventFilter(workspace_id=workspace.id, begins=[(["anonymous_id"], name)])
-        found = await search_events(self, wanted)
+        of_user = EventFilter(workspace_id=workspace.id, user_id=name)
+        of_visitor = EventFilter(workspace_id=workspace.id, begins=[(["anonymous_id"], name)])
+        found = await search_events(self, of_visitor if is_visitor else of_user)
+        if not (is_visitor or user or found.rows or found.cursor):
+            # It may be an anonymous id that only events have.
+            other = await search_events(self, of_visitor)
+            if any(event.anonymous_id == name for event in other.rows):
+                found, is_visitor = other, True
         events = [event for event in found.rows if name in (event.user_id, event.anonymous_id)]
         nothing = profile is None and not events and found.cursor is None and not history
         if nothing and self.outage is None and not error:

@@ -107,8 +107,13 @@ async def test_a_visitor_has_a_page(tmp_path: Path) -> None:
         assert "This visitor belongs to the user ann ." in text_of(answer)
         assert "user?workspace=acme&id=ann" in links_of(answer)
         assert "user?workspace=acme&id=ann&unlink=v" in links_of(answer)
+        for query in ({"id": "v2"}, {"visitor": "v2"}):
+            answer = await client.get("user", params=query)
+            assert answer.status_code == 200
+            assert "No profile yet; 1 event has this anonymous id" in text_of(answer)
+            assert "Elsewhere" in text_of(answer)
         answer = await client.get("user?visitor=nobody")
-        assert (answer.status_code, "No visitor has this" in answer.text) == (404, True)
+        assert (answer.status_code, "No visitor has this" in text_of(answer)) == (404, True)
         answer = await client.get("event?id=3")
         assert "user?workspace=acme&visitor=v" in links_of(answer)
 
