@@ -244,6 +244,7 @@ def test_another_storage_is_copied(
         f"  to back up: engage copy --from {config} --to sqlite.toml"
         " && engage backup --config sqlite.toml TARGET"
     )
+    assert lines[3].startswith(f"make sqlite.toml first: a copy of {config} with backend")
 
 
 def test_a_running_server_is_backed_up(tmp_path: Path) -> None:
