@@ -50,6 +50,14 @@ _SURROGATES: Final = re.compile("[\ud800-\udfff]")
 _GUARDED: Final = re.compile(r"'[=@\t\r'+-]")
 #: What is counted before an import of all who have an address, and its name.
 _ASKED: Final = (("rows", "row"), ("imported", "choice"))
+#: What an export of choices cannot be told.
+_FIXED: Final[Mapping[str, Any]] = {
+    "kind": "subscriptions",
+    "type_": None,
+    "addresses": (),
+    "visitors": (),
+    "cursor_file": None,
+}
 
 
 @click.group(epilog=example("subscriptions import --dry-run choices.csv"))
@@ -59,7 +67,7 @@ def subscriptions() -> None:
 
 @subscriptions.command(
     "export",
-    params=[one for one in export.params if one.name not in ("kind", "type_", "addresses")],
+    params=[one for one in export.params if one.name not in _FIXED],
     epilog=example("subscriptions export --format csv > choices.csv"),
 )
 @click.pass_context
@@ -68,7 +76,7 @@ def export_(ctx: click.Context, /, **options: Any) -> None:
 
     In CSV, the first line names the columns. `engage subscriptions import` reads both formats.
     """
-    ctx.invoke(export, kind="subscriptions", type_=None, addresses=(), **options)
+    ctx.invoke(export, **_FIXED, **options)
 
 
 @subscriptions.command(

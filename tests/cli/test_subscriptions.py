@@ -373,6 +373,13 @@ def test_a_spreadsheet_runs_nothing_of_an_export(config: Path, tmp_path: Path) -
     assert {one["userId"] for one in exported(fresh)} == CELLS.keys()
 
 
+def test_an_export_offers_nothing_that_it_refuses() -> None:
+    shown = run("subscriptions", "export", "--help").stdout
+    assert "--format" in shown
+    for option in ("--type", "--address", "--visitor", "--cursor-file"):
+        assert option not in shown
+
+
 @pytest.mark.parametrize("form", ["csv", "ndjson"])
 def test_an_export_is_imported_as_the_same_state(config: Path, tmp_path: Path, form: str) -> None:
     change(config, "bob", 1_750_000_000_000, subscribed=True)
