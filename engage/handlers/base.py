@@ -36,7 +36,7 @@ from engage.http1 import early_errors
 from engage.http1.addresses import client_address, is_within
 from engage.http1.exchange import Failure
 from engage.keys.auth import UnknownKeyError
-from engage.keys.guards import STRANGE
+from engage.keys.limits import STRANGE, Guards
 from engage.monitoring.history import DAY
 from engage.monitoring.throttle import Throttle
 from engage.pipeline.decode import check_encoding
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from engage.http1.addresses import Network
     from engage.http1.exchange import Exchange
     from engage.keys.auth import Authenticator, Principal
-    from engage.keys.guards import Guards
     from engage.keys.table import KeyTable
     from engage.pipeline.decode import Encoding
     from engage.pipeline.pipeline import Pipeline

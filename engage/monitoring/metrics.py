@@ -214,9 +214,9 @@ class Metrics:
         }
         #: Events and refused requests of this minute, by workspace, write key and two more labels.
         self.minute = {"events": _by_key(), "refused_requests": _by_key()}
-        #: The bytes of the events that were stored in this minute, by workspace and write key.
-        self.stored_bytes: collections.defaultdict[tuple[str, str], int]
-        self.stored_bytes = collections.defaultdict(int)
+        #: Workspace and write key → the events that were stored, and their bytes.
+        self.stored_by_key: collections.defaultdict[tuple[str, str], list[int]]
+        self.stored_by_key = collections.defaultdict(lambda: [0, 0])
         #: The latest requests that were refused.
         self.refusals = Refusals()
         #: The most events that waited since it was last set to 0.
@@ -316,13 +316,16 @@ class Metrics:
         kind = kind if kind in TYPES else "other"
         self._events[workspace_id, write_key_id or "", kind, outcome] += count
 
-    def stored(self, size: int, workspace_id: str, write_key_id: str | None) -> None:
-        """Count the bytes of events that were stored, for the quotas.
+    def stored(self, events: int, size: int, workspace_id: str, write_key_id: str | None) -> None:
+        """Count events that were stored, for the quotas.
 
+        :param size: their bytes.
         :param write_key_id: as in :meth:`event`.
         """
-        if write_key_id is not None and size:
-            self.stored_bytes[workspace_id, write_key_id] += size
+        if write_key_id is not None and events:
+            total = self.stored_by_key[workspace_id, write_key_id]
+            total[0] += events
+            total[1] += size
 
     def refused(self, refusal: Refusal) -> None:
         """Count a request that was refused as a whole."""

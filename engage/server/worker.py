@@ -84,7 +84,7 @@ class Worker:
     :param supervised: see :attr:`engage.api.StorageContext.supervised`.
     :param serves_metrics: whether it serves the metrics although it has a parent.
     :param shares: how many connections the other workers have; ``None`` if there are no others.
-    :param buckets: see :func:`engage.keys.buckets.open_buckets`.
+    :param buckets: see :func:`engage.keys.limits.open_buckets`.
     :param ready: called once when requests are answered.
     """
 

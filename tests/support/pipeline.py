@@ -24,7 +24,7 @@ from engage.api import (
 from engage.config import DEFAULT_LIMITS, Limits, SubscriptionGroup, Workspace, WriteKey
 from engage.errors import ApiError, Limit
 from engage.keys.auth import Authenticator, Principal
-from engage.keys.rules import Rules
+from engage.keys.limits import Rules
 from engage.monitoring.metrics import Metrics
 from engage.pipeline.conflicts import Conflicts
 from engage.pipeline.ingest import Ingest

@@ -15,7 +15,7 @@ from engage.console.display.formats import number, percent, plural, size, span
 from engage.console.display.snippets import server_url, snippets
 from engage.console.pages.rejected import cause_link
 from engage.console.pages.sending import send_test_event
-from engage.keys.quotas import read_used, used_up
+from engage.keys.limits import read_used, used_up
 from engage.monitoring.history import DAY, HOUR, MINUTE
 from engage.reading.letter_groups import group_letters
 from engage.reading.live import Wanted

@@ -252,7 +252,7 @@ class PreferencesHandler(Handler):
         """Answer with a page that does not tell which workspaces there are."""
         text = _TEXTS.get(error.code, "unavailable" if error.status >= 500 else "failed")
         if error.code == "rate_limited" and not self._verified:
-            text = "invalid"  # In place of a 401: see :mod:`engage.keys.guards`.
+            text = "invalid"  # In place of a 401: see :mod:`engage.keys.limits`.
         look = self.services.looks.neutral
         words = self._words(look)
         heading = f"{text}_title"

@@ -153,6 +153,7 @@ async def test_a_quota_that_is_used_up_needs_attention(tmp_path: Path) -> None:
         history = History(metrics)
         for count, shown in ((9, False), (1, True)):
             metrics.event("track", "stored", count, "acme", "website")
+            metrics.stored(count, 100 * count, "acme", "website")
             history.turn(console.now())
             await history.write_to(store)
             await eventually(lambda: console.now() % 1000 > 0)
