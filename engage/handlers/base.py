@@ -38,7 +38,7 @@ from engage.http1.exchange import Failure
 from engage.keys.auth import UnknownKeyError
 from engage.keys.guards import STRANGE
 from engage.monitoring.history import DAY
-from engage.monitoring.throttle import Throttle
+from engage.monitoring.sampler import Throttle
 from engage.pipeline.decode import check_encoding
 
 if TYPE_CHECKING:

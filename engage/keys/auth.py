@@ -25,7 +25,7 @@ from engage.errors import ApiError, Limit, key_refused, storage_unavailable
 from engage.keys.effective import is_possible_key
 from engage.keys.rules import Rules
 from engage.monitoring import logs
-from engage.monitoring.refusals import SCHEMES
+from engage.monitoring.sampler import SCHEMES
 
 if TYPE_CHECKING:
     from engage.config import Workspace, WriteKey

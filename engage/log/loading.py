@@ -33,7 +33,7 @@ from engage.log.gaps import gap_record
 from engage.log.letters import letter_of_damage
 from engage.log.retries import Retries, Stopped
 from engage.log.writing import Damage, Unpacked, Writer
-from engage.monitoring.throttle import Throttle
+from engage.monitoring.sampler import Throttle
 from engage.people.tombstones import Tombstones
 from engage.pipeline.conflicts import Conflicts
 from engage.pipeline.decode import text_too_deep

@@ -24,16 +24,20 @@ name of the counter   labels
 
 from __future__ import annotations
 
+import asyncio
 import collections
+import contextlib
 import itertools
+import logging
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 import engage
-from engage.api import DAY_MS, Count
+from engage.api import DAY_MS, Count, StorageError
 from engage.monitoring.metrics import EVENT_ROUTES
+from engage.monitoring.sampler import REFUSED_RECORD
 from engage.store.facade import Storage
 
 if TYPE_CHECKING:
@@ -57,7 +61,11 @@ __all__ = [
     "WEBHOOKS",
     "WRITES",
     "History",
+    "expire_history",
+    "record_periodically",
 ]
+
+_log = logging.getLogger(__name__)
 
 EVENTS: Final = "events"
 REFUSED: Final = "refused"
@@ -89,6 +97,16 @@ MAX_COUNTERS: Final = 5000
 MAX_ROWS: Final = 1000
 #: Minutes that are kept in memory while the store cannot be written.
 MAX_UNWRITTEN: Final = 60
+
+#: Seconds between two writes of the history. A process that is killed loses at most these.
+WRITE_SECONDS: Final = 5.0
+#: Seconds between two looks at the clock and at the refused requests.
+TURN_SECONDS: Final = 1.0
+#: Seconds for the last write of a process that stops.
+LAST_SECONDS: Final = 1.0
+#: Seconds between two expirations, and the rows that one step deletes.
+EXPIRE_SECONDS: Final = 600.0
+EXPIRE_ROWS: Final = 2000
 
 #: Workspace id, name, labels.
 _Name = tuple[str, str, tuple[str, ...]]
@@ -275,3 +293,69 @@ def _add(total: _Values, values: _Values) -> None:
             total[name] = max(total.get(name, 0), value)
         else:
             total[name] = total.get(name, 0) + value
+
+
+async def record_periodically(
+    store: Storage,
+    history: History,
+    clock: Callable[[], int],
+    look: Callable[[History], Awaitable[None]] | None = None,
+) -> None:
+    """Write the history every five seconds, and the refused requests every second if there are any.
+
+    It runs until it is cancelled, and then writes once more. An error of the storage is not logged:
+    what could not be written is written later, and the storage reports its state elsewhere.
+
+    :param clock: returns milliseconds since 1970 UTC.
+    :param look: called every second, never while the history is written.
+    """
+    refusals = history.metrics.refusals
+    written = 0
+    since_write = 0.0
+    try:
+        while True:
+            now = clock()
+            minute = history.now // (MINUTE * 1000)
+            history.turn(now)
+            if (changes := refusals.changes) != written:
+                with contextlib.suppress(StorageError):
+                    await store.put_record(refusals.record(history.process, now))
+                    written = changes
+            if since_write >= WRITE_SECONDS or now // (MINUTE * 1000) != minute:
+                since_write = 0.0
+                with contextlib.suppress(StorageError):
+                    await history.write_to(store)
+            if look is not None:
+                await look(history)
+            # At the end of a minute, so that nothing is counted in the wrong one.
+            pause = min(TURN_SECONDS, (MINUTE * 1000 - clock() % (MINUTE * 1000) + 1) / 1000)
+            since_write += pause
+            await asyncio.sleep(pause)
+    except asyncio.CancelledError:
+        history.turn(clock())
+        try:
+            async with asyncio.timeout(LAST_SECONDS):
+                await history.write_to(store)
+        except (StorageError, TimeoutError):
+            _log.debug("the last seconds of the history could not be written")
+        raise
+
+
+async def expire_history(store: Storage, clock: Callable[[], int]) -> None:
+    """Delete what is too old every ten minutes, until cancelled.
+
+    These are the counters, and the refused requests of processes that had none for a day.
+
+    :param clock: returns milliseconds since 1970 UTC.
+    """
+    while True:
+        now = clock()
+        try:
+            for step, kept in ((MINUTE, MINUTES_KEPT), (HOUR, HOURS_KEPT), (DAY, MINUTES_KEPT)):
+                deleted = EXPIRE_ROWS
+                while deleted == EXPIRE_ROWS:
+                    deleted = await store.expire_counts(step, now - kept, limit=EXPIRE_ROWS)
+            await store.expire_records(REFUSED_RECORD, now - DAY_MS, limit=EXPIRE_ROWS)
+        except StorageError as error:
+            _log.debug("the history could not be expired: %s", error)
+        await asyncio.sleep(EXPIRE_SECONDS)

@@ -18,12 +18,10 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import engage
 from engage.api import EVENT_TYPES
-from engage.monitoring.refusals import Refusals
+from engage.monitoring.sampler import Refusal, Refusals
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
-
-    from engage.monitoring.refusals import Refusal
 
 __all__ = [
     "EVENT_ROUTES",

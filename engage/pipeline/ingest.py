@@ -25,7 +25,7 @@ from engage.api import (
     Status,
     StorageError,
 )
-from engage.monitoring.throttle import Throttle
+from engage.monitoring.sampler import Throttle
 from engage.pipeline.admission import QUEUE_WAIT, Admission
 from engage.pipeline.group_commit import GROUP_WEIGHT, PART_BYTES, GroupCommit
 from engage.reading.time_limit import within

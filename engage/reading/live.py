@@ -27,7 +27,7 @@ from engage.api import (
     StorageUnavailable,
     begins_with,
 )
-from engage.monitoring.recorder import REFUSED_RECORD
+from engage.monitoring.sampler import REFUSED_RECORD
 from engage.monitoring.visible import LONGEST, cell, visible
 from engage.reading.refused import Refused, refused_of
 from engage.store.facade import Storage

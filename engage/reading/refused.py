@@ -2,7 +2,7 @@
 """Requests that were refused as a whole: a wrong key, too large, not JSON.
 
 No event is made of them, so there is no dead letter either. Each process of the server keeps its
-latest ones in one record, see :mod:`engage.monitoring.refusals`.
+latest ones in one record, see :mod:`engage.monitoring.sampler`.
 """
 
 from __future__ import annotations

@@ -27,10 +27,9 @@ from engage.api import (
 from engage.copy.backups import last_backup
 from engage.http1.sockets import url_of
 from engage.monitoring import logs
-from engage.monitoring.history import History
+from engage.monitoring.history import History, expire_history, record_periodically
 from engage.monitoring.metrics import Metrics
 from engage.monitoring.prometheus import SharedNumbers, registry_of
-from engage.monitoring.recorder import expire_history, record_periodically
 from engage.server.metrics_endpoint import serve_metrics
 from engage.store.facade import Storage
 from engage.upkeep.budgets import fullness

@@ -14,7 +14,7 @@ from engage.api import Record
 from engage.config.erasures_file import KeyNote, append, read
 from engage.console.sign_in import housekeeping, sessions
 from engage.copy.backups import LEFT_OUT, last_backup
-from engage.monitoring.recorder import REFUSED_RECORD
+from engage.monitoring.sampler import REFUSED_RECORD
 from engage.registry import Registry
 from engage.store.facade import Storage
 from engage.testing import event

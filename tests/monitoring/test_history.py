@@ -23,10 +23,11 @@ from engage.monitoring.history import (
     STORED,
     UP,
     History,
+    expire_history,
+    record_periodically,
 )
 from engage.monitoring.metrics import Metrics
-from engage.monitoring.recorder import REFUSED_RECORD, expire_history, record_periodically
-from engage.monitoring.refusals import MAX_ENTRIES, Refusal, Refusals, key_prefix
+from engage.monitoring.sampler import MAX_ENTRIES, REFUSED_RECORD, Refusal, Refusals, key_prefix
 from engage.store.counts import COUNTS
 from engage.store.facade import Storage
 from engage.testing import MemoryStore

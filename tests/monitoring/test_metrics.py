@@ -14,7 +14,7 @@ from prometheus_client.mmap_dict import MmapedDict, mmap_key
 import engage
 from engage.monitoring.metrics import DROPPED, WRITE_BUCKETS, Metrics
 from engage.monitoring.prometheus import registry_of, shared_registry
-from engage.monitoring.refusals import Refusal
+from engage.monitoring.sampler import Refusal
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -270,7 +270,7 @@ async def test_a_full_budget_is_logged_once_in_ten_minutes(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
-    monkeypatch.setattr("engage.monitoring.throttle.time.monotonic", lambda: now)
+    monkeypatch.setattr("engage.monitoring.sampler.time.monotonic", lambda: now)
 
     def lines() -> list[str]:
         return [one.getMessage() for one in caplog.records if one.name == "engage.pipeline.ingest"]

@@ -14,7 +14,7 @@ import pytest
 
 from engage.api import DeadLetter, Event, Record
 from engage.console.data.reader import Reader
-from engage.monitoring.refusals import Refusal, Refusals
+from engage.monitoring.sampler import Refusal, Refusals
 from engage.reading.live import (
     INTERVAL,
     PAGE,

@@ -13,7 +13,7 @@ from engage.console.data.reader import Reader
 from engage.console.pages.overview import table_of
 from engage.monitoring.history import History
 from engage.monitoring.metrics import Metrics
-from engage.monitoring.refusals import Refusal
+from engage.monitoring.sampler import Refusal
 from engage.pipeline.items import DROPPED, IGNORED, NOTICES
 from engage.store.facade import Storage
 from support.sqlite import config_file, open_store
