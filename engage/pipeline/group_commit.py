@@ -12,10 +12,10 @@ The waiting requests are limited in weight and bytes, in total and for each key.
 for before a request is decoded (:mod:`engage.pipeline.admission`): :meth:`GroupCommit.submit`
 accepts everything.
 
-- **A call that fails** is repeated for each of its requests alone, so that one poisonous request
-  fails alone. If that one has several items, it is divided, and all of them but the poisonous ones
-  are written. An item with which the storage fails in an unexpected way is refused; one with which
-  it is unavailable fails its request, so that the client sends it again.
+- **A call that fails** is repeated for each of its requests alone, and for the halves of one that
+  fails again, until only poisonous items are not written. An item with which the storage fails in
+  an unexpected way is refused; one with which it is unavailable fails its request, so that the
+  client sends it again.
 - **A call that does not return in time** fails for all of its requests, and the store is opened
   again. The repetitions after a failure are part of that time.
 - **A request that waits too long** for its call fails without one.
@@ -25,11 +25,10 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import dataclasses
 import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from itertools import chain
+from itertools import islice
 from typing import Final, Generic, TypeVar
 
 from engage.api import StorageUnavailable
@@ -49,12 +48,14 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-#: Requests in a row for which the storage is unavailable, after which it is down, and not only
-#: unable to store one of them.
-_DOWN: Final = 2
+#: Calls in a row for which the storage is unavailable, with requests of a call that failed or with
+#: parts of them, after which it is down. An item that it cannot store fails with the last part of a
+#: size and with the first of the next, and then the storage takes another part.
+_DOWN: Final = 3
 
-#: Calls with parts of a request in which items are poisonous. They find one of 2500 items eight
-#: times, and all of 100 items.
+#: Calls with parts of the requests of a call. They find one poisonous item of 1000 ten times, and
+#: all of 100 items. Single items instead of halves would take 1000 calls for one, which is more
+#: than the time of a write if the disk takes 8 ms.
 _DIVIDING_CALLS: Final = 200
 #: Poisonous items without a good one between them, after which the storage fails with everything:
 #: these are the most that are refused because of that.
@@ -242,9 +243,16 @@ class GroupCommit(Generic[_Item, _Result]):
         started = self._loop.time()
         try:
             async with asyncio.timeout(self._timeout):
-                error = await self._attempt(group)
-                if error is not None:
-                    await self._write_each(group, error)
+                results = await self._attempt([item for request in group for item in request.items])
+                if isinstance(results, Exception):
+                    await self._write_each(group, results)
+                    return
+                self.queue.adapt(self._answered - started, sum(each.weight for each in group))
+                left = iter(results)
+                for request in group:
+                    own = list(islice(left, len(request.items)))
+                    if not request.future.done():  # It is done if the caller was cancelled.
+                        request.future.set_result(own)
         except TimeoutError:
             self._failed()
             _fail(group)
@@ -262,88 +270,59 @@ class GroupCommit(Generic[_Item, _Result]):
     async def _write_each(
         self, group: Sequence[WriteRequest[_Item, _Result]], error: Exception
     ) -> None:
-        """Write each request of a call that failed in a separate call.
+        """Write the requests of a call that failed one by one, and halves of one that fails again.
+
+        All parts of a size come before the smaller ones: no request waits until another is divided,
+        and a good part shows that the storage is up.
 
         :param error: why the call failed.
         """
-        if self._recovering:
+        refuse = self._refuse
+        alone = len(group) == 1 and (
+            refuse is None or (len(group[0].items) == 1 and isinstance(error, StorageUnavailable))
+        )
+        if alone or self._recovering:
             _fail(group, error)
             return
+        written = {request: dict[int, _Result]() for request in group}
+        parts = collections.deque((request, range(len(request.items))) for request in group)
         unavailable = 0
-        for index, request in enumerate(group):
-            answered = self._answered
-            alone = error if len(group) == 1 else await self._attempt((request,))
-            if alone is not None and self._refuse is not None:
-                alone = await self._divide(request, alone, self._refuse)
-            if alone is not None:
-                _fail((request,), alone)
-            if not isinstance(alone, StorageUnavailable) or self._answered > answered:
-                unavailable = 0
-                continue
-            unavailable += len(request.items)
-            if unavailable >= _DOWN:
-                _fail(group[index:], alone)
+        for _ in range(len(group) + _DIVIDING_CALLS):
+            if not parts:
                 return
-
-    async def _divide(
-        self,
-        request: WriteRequest[_Item, _Result],
-        error: Exception,
-        refuse: Callable[[_Item, Exception], _Result],
-    ) -> Exception | None:
-        """Write a request that failed in halves, so that its poisonous items fail alone.
-
-        :param error: how it failed.
-        :return: the error, unless all items are written or refused.
-        """
-        assert self._loop is not None
-        items = request.items
-        if len(items) == 1 and isinstance(error, StorageUnavailable):
-            return error
-        results: dict[int, _Result] = {}
-        failed: Exception | None = None
-        unavailable = 0
-        # All parts of a size come before the smaller ones: a good one shows that the storage is up.
-        parts = collections.deque([range(len(items))])
-        for _ in range(_DIVIDING_CALLS):
-            part = parts.popleft()
-            written = dataclasses.replace(
-                request, items=items[part.start : part.stop], future=self._loop.create_future()
-            )
-            failure = await self._attempt((written,), quiet=True)
-            down = isinstance(failure, StorageUnavailable)
+            request, part = parts.popleft()
+            items = request.items[part.start : part.stop]
+            results = await self._attempt(items, quiet=len(part) < len(request.items))
+            down = isinstance(results, StorageUnavailable)
             unavailable = unavailable + 1 if down else 0
-            if failure is None:
-                results.update(zip(part, written.future.result(), strict=True))
-            elif unavailable > _DOWN or self._refused == _REFUSED_IN_A_ROW:
-                return failure
+            if not isinstance(results, Exception):
+                written[request].update(zip(part, results, strict=True))
+            elif unavailable == _DOWN:
+                error = results
+                break
+            elif refuse is None or self._refused == _REFUSED_IN_A_ROW or (down and len(part) == 1):
+                _fail((request,), results)
             elif len(part) > 1:
                 half = len(part) // 2
-                parts += part[:half], part[half:]
-            elif down:
-                failed = failure
+                parts += (request, part[:half]), (request, part[half:])
             else:
                 self._refused += 1
-                results[part.start] = refuse(items[part.start], failure)
-            if not parts:
-                if failed is None and not request.future.done():
-                    request.future.set_result([results[index] for index in range(len(items))])
-                return failed
-        return error
+                written[request][part.start] = refuse(items[0], results)
+            own = written[request]
+            if len(own) == len(request.items) and not request.future.done():
+                request.future.set_result([own[index] for index in range(len(own))])
+        _fail(group, error)
 
     async def _attempt(
-        self, group: Sequence[WriteRequest[_Item, _Result]], *, quiet: bool = False
-    ) -> Exception | None:
-        """Make one call of the storage and hand each request its results.
+        self, items: Sequence[_Item], *, quiet: bool = False
+    ) -> Sequence[_Result] | Exception:
+        """Make one call of the storage.
 
         :param quiet: log no error.
-        :return: the error of the storage; ``None`` if all is written.
+        :return: one result per item, or the error of the storage.
         """
         loop = self._loop
         assert loop is not None
-        items = group[0].items
-        if len(group) > 1:
-            items = list(chain.from_iterable(request.items for request in group))
         started = loop.time()
         try:
             results = await self._call(items)
@@ -361,17 +340,8 @@ class GroupCommit(Generic[_Item, _Result]):
             _log.warning("the storage is available again")
         self._answered = loop.time()
         self._refused = 0
-        seconds = self._answered - started
-        self.queue.adapt(seconds, sum(request.weight for request in group))
-        self._done(seconds, items, results)
-        start = 0
-        for request in group:
-            end = start + len(request.items)
-            if not request.future.done():  # it is done if the caller was cancelled
-                whole = len(group) == 1
-                request.future.set_result(results if whole else results[start:end])
-            start = end
-        return None
+        self._done(self._answered - started, items, results)
+        return results
 
     def _report(self, error: Exception, *, quiet: bool = False) -> Exception:
         """Count and log the failure of a call."""
