@@ -103,7 +103,7 @@ class LogIngest(Ingest):
     def _appended(
         self, seconds: float, events: Sequence[Event], _outcomes: Sequence[Outcome]
     ) -> None:
-        self._metrics.append(seconds, len(events), self._appended_events.items)
+        self._metrics.write(seconds, len(events), self._appended_events.items, to="log_append")
 
     def _append_failed(self) -> None:
         self._metrics.count("log_errors")

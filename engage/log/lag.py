@@ -178,7 +178,7 @@ class Lag:
             gauges["backlog_seconds"] = self.seconds
             if self.backlog.retention is not None:
                 gauges["retention_seconds"] = self.backlog.retention / 1000
-        self._metrics.log(gauges, {**self._from.gauge_texts, **_TEXTS})
+        self._metrics.report("log", gauges, {**self._from.gauge_texts, **_TEXTS})
         overdue = self._refuses and self.overdue
         if overdue and not self._was_overdue:
             _log.error(

@@ -282,7 +282,7 @@ class Loader:
                     item = _weighed(item)
             items.append((read, item))
         if skipped:
-            self._metrics.loaded("skipped", skipped)
+            self._metrics.count("loaded_records", "skipped", by=skipped)
         return items
 
     def _is_beyond(self, read: ReadRecord) -> bool:

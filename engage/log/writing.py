@@ -219,7 +219,7 @@ class Writer:
     def _count(self, counts: collections.Counter[str] | dict[str, int]) -> None:
         for outcome, count in counts.items():
             if count:
-                self._metrics.loaded(outcome, count)
+                self._metrics.count("loaded_records", outcome, by=count)
 
 
 def _letter(read: ReadRecord, event: Event, problem: Conflict | ApiError) -> DeadLetter:

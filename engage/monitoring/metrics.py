@@ -52,7 +52,7 @@ EVENT_ROUTES: Final = frozenset({*EVENT_TYPES, "batch", "beacon", "webhook"})
 DROPPED: Final = (
     *("dead_letter", "conflict", "observer_batch", "profile_change", "connection", "accept"),
 )
-#: The outcomes of a record that a loader reads.
+#: The outcomes of a record that a loader reads; ``letter`` is a dead letter of a server.
 LOAD_OUTCOMES: Final = (
     *("stored", "duplicate", "conflict", "refused", "damaged", "letter", "skipped", "erased"),
 )
@@ -228,11 +228,6 @@ class Metrics:
         # Route and status → the histogram of its class.
         self._durations: dict[tuple[str, int], Histogram] = {}
         self._events = self._recent["events"]
-        self._write_seconds = self.histograms["write_seconds"][()]
-        self._write_events = self.histograms["write_events"][()]
-        self._append_seconds = self.histograms["log_append_seconds"][()]
-        self._append_events = self.histograms["log_append_events"][()]
-        self._queue = self.numbers["queue_events"]
 
     # ------------------------------------------------------------------------------------ counting
     def begin(self, name: str, labels: Iterable[Labels]) -> None:
@@ -328,64 +323,36 @@ class Metrics:
         labels = (refusal.workspace_id, refusal.write_key_id, refusal.route, refusal.reason)
         self._recent["refused_requests"][labels] += 1
 
-    def write(self, seconds: float, events: int, waiting: int) -> None:
-        """Count one successful write to the storage.
+    def write(self, seconds: float, events: int, waiting: int, *, to: str = "write") -> None:
+        """Count one successful write of events to the storage.
 
         :param seconds: how long it took.
         :param events: how many events it had.
         :param waiting: how many events wait for the next writes.
+        :param to: ``log_append``: to the log instead; then ``waiting`` are being appended.
         """
-        self._write_seconds.add(seconds)
-        self._write_events.add(events)
-        self._queue[()] = waiting
+        self.histograms[f"{to}_seconds"][()].add(seconds)
+        self.histograms[f"{to}_events"][()].add(events)
+        self.numbers["queue_events"][()] = waiting
         self.longest_queue = max(self.longest_queue, waiting)
-
-    def append(self, seconds: float, events: int, waiting: int) -> None:
-        """Count one successful call that appended events to the log.
-
-        :param seconds: how long it took.
-        :param events: how many events it had.
-        :param waiting: how many events are being appended.
-        """
-        self._append_seconds.add(seconds)
-        self._append_events.add(events)
-        self._queue[()] = waiting
-        self.longest_queue = max(self.longest_queue, waiting)
-
-    def log(self, gauges: Mapping[str, float], texts: Mapping[str, str]) -> None:
-        """Set gauges of the log: those that it reports, and how much of it is not stored yet.
-
-        :param gauges: as in :meth:`storage`.
-        """
-        self._parts.add("log")
-        self._set("log_", gauges, texts)
-
-    def loaded(self, outcome: str, count: int = 1) -> None:
-        """Count records that a loader has read from the log.
-
-        :param outcome: one of :data:`LOAD_OUTCOMES`; ``letter`` is a dead letter of a server.
-        """
-        self.numbers["loaded_records"][outcome,] += count
 
     def paused(self, partitions: int) -> None:
         """Set the number of partitions that this loader cannot read on."""
         if "loader" not in self._parts:
             self._parts.add("loader")
-            for outcome in LOAD_OUTCOMES:
-                self.loaded(outcome, 0)
+            self.begin("loaded_records", ((outcome,) for outcome in LOAD_OUTCOMES))
         self.numbers["log_paused_partitions"][()] = partitions
 
-    def storage(self, gauges: Mapping[str, float], texts: Mapping[str, str]) -> None:
-        """Set the gauges that the storage reports.
+    def report(self, part: str, gauges: Mapping[str, float], texts: Mapping[str, str]) -> None:
+        """Set the gauges that the storage or the log reports.
 
+        :param part: ``storage`` or ``log``.
         :param gauges: name (``wal_bytes``, ``free_bytes`` …; the last word is the unit) → value.
         :param texts: name → what it is.
         """
-        self._set("storage_", gauges, texts)
-
-    def _set(self, prefix: str, gauges: Mapping[str, float], texts: Mapping[str, str]) -> None:
+        self._parts.add(part)
         for gauge, value in gauges.items():
-            name = prefix + gauge
+            name = f"{part}_{gauge}"
             if name not in self._own:
                 self._own[name] = Family(name, "gauge", texts.get(gauge, gauge.replace("_", " ")))
                 self.numbers[name] = collections.defaultdict(int)

@@ -269,7 +269,7 @@ def start_task(
 async def sample(store: Storage, metrics: Metrics) -> None:
     """Read the gauges of a storage every few seconds, until cancelled."""
     while True:
-        metrics.storage(store.gauges(), store.gauge_texts)
+        metrics.report("storage", store.gauges(), store.gauge_texts)
         await asyncio.sleep(SAMPLE_SECONDS)
 
 

@@ -44,7 +44,7 @@ QUIET_READS: Final = round(10 / READ_WAIT)
 class Reloaded:
     """The outcomes of the records."""
 
-    #: The outcomes of :meth:`engage.monitoring.metrics.Metrics.loaded`, with their numbers.
+    #: The outcomes of the metric ``loaded_records``, with their numbers.
     outcomes: Mapping[str, int]
     #: Partition → why the rest of it was not read.
     paused: Mapping[int, str]
