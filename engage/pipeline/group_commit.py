@@ -86,11 +86,7 @@ class GroupCommit(Generic[_Item, _Result]):
 
     :param call: returns one result per item. Raises :class:`StorageUnavailable` if the items cannot
         be stored now.
-    :param max_weight: the weight, waiting and in the current calls, at which the queue is full.
-    :param max_bytes: the same in bytes.
-    :param share: the part of both that one write key may have.
-    :param group_weight: the maximum weight of the calls that run at the same time.
-    :param calls: the maximum number of calls at the same time.
+    :param queue: an empty one, for the requests that wait or are being written.
     :param timeout: seconds that a call may take, and that a request may wait for it.
     :param done: called after each successful call with its seconds, items and results.
     :param failed: called after each failed call.
@@ -103,12 +99,8 @@ class GroupCommit(Generic[_Item, _Result]):
     def __init__(
         self,
         call: Callable[[Sequence[_Item]], Awaitable[Sequence[_Result]]],
+        queue: WriteQueue[_Item, _Result],
         *,
-        max_weight: int,
-        max_bytes: int,
-        share: float = 1.0,
-        group_weight: int = GROUP_WEIGHT,
-        calls: int = 1,
         timeout: float,
         done: Callable[[float, Sequence[_Item], Sequence[_Result]], None],
         failed: Callable[[], None],
@@ -116,15 +108,7 @@ class GroupCommit(Generic[_Item, _Result]):
         refuse: Callable[[_Item, Exception], _Result] | None = None,
     ) -> None:
         self._call = call
-        #: The requests that wait or are being written.
-        self.queue: WriteQueue[_Item, _Result] = WriteQueue(
-            max_weight=max_weight,
-            max_bytes=max_bytes,
-            share=share,
-            group_weight=group_weight,
-            writes=calls,
-        )
-        self._calls = calls
+        self.queue = queue
         self._timeout = timeout
         self._done = done
         self._failed = failed
@@ -181,8 +165,7 @@ class GroupCommit(Generic[_Item, _Result]):
             _fail([request])
             return future
         self.queue.add(request)
-        if not self._starting and len(self._tasks) < self._calls:
-            self._start_if_due()
+        self._start_if_due()
         return future
 
     async def drain(self) -> None:
@@ -198,7 +181,8 @@ class GroupCommit(Generic[_Item, _Result]):
     # ---------------------------------------------------------------------------------- internals
     def _start_if_due(self) -> None:
         """Start another task if a call is due that no task will make, and the limit allows it."""
-        if self._starting or len(self._tasks) >= self._calls or not self.queue.is_due:
+        queue = self.queue
+        if self._starting or len(self._tasks) >= queue.writes or not queue.is_due:
             return
         # In a separate task, so that cancelling the first caller does not harm the others. The
         # task starts in the next turn of the loop, with all requests that arrived in this one.
@@ -218,8 +202,7 @@ class GroupCommit(Generic[_Item, _Result]):
         try:
             while queue.is_due:
                 group = queue.next_group()
-                if len(self._tasks) < self._calls:
-                    self._start_if_due()
+                self._start_if_due()
                 try:
                     await self._write(group)
                 except BaseException as error:
@@ -388,12 +371,12 @@ class WriteQueue(Room[_Item, _Result]):
         *,
         max_weight: int,
         max_bytes: int,
-        share: float,
-        group_weight: int,
-        writes: int,
+        share: float = 1.0,
+        group_weight: int = GROUP_WEIGHT,
+        writes: int = 1,
     ) -> None:
         super().__init__(max_weight=max_weight, max_bytes=max_bytes, share=share)
-        self._writes = writes
+        self.writes = writes
         self._most_weight = group_weight // writes
         #: The maximum weight of the next write, see :meth:`adapt`.
         self._write_weight = self._most_weight
@@ -433,7 +416,7 @@ class WriteQueue(Room[_Item, _Result]):
         if not self._queues:
             return False
         writing = self._writing
-        return not writing or (self._weight - writing) * (self._writes - 1) >= writing
+        return not writing or (self._weight - writing) * (self.writes - 1) >= writing
 
     def add(self, request: WriteRequest[_Item, _Result]) -> None:
         """Queue a request, and count it until :meth:`free`."""
@@ -451,7 +434,7 @@ class WriteQueue(Room[_Item, _Result]):
         group: list[WriteRequest[_Item, _Result]] = []
         weight = size = 0
         max_weight = self._write_weight
-        max_size = GROUP_BYTES // self._writes
+        max_size = GROUP_BYTES // self.writes
         keys = list(queues)
         while keys:
             left = []

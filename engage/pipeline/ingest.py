@@ -27,7 +27,7 @@ from engage.api import (
 )
 from engage.monitoring.sampler import Throttle
 from engage.pipeline.admission import QUEUE_WAIT, Admission
-from engage.pipeline.group_commit import GROUP_WEIGHT, PART_BYTES, GroupCommit
+from engage.pipeline.group_commit import GROUP_WEIGHT, PART_BYTES, GroupCommit, WriteQueue
 from engage.reading.time_limit import within
 from engage.store.facade import Storage
 
@@ -71,7 +71,7 @@ class Ingest:
     :param failed: called after each write of events that failed.
     :param refuses: whether an event with which the storage raises an unexpected error is refused,
         and a dead letter dropped; otherwise the whole request fails.
-    :param group_weight: see :class:`~engage.pipeline.group_commit.GroupCommit`; for events.
+    :param group_weight: see :class:`~engage.pipeline.group_commit.WriteQueue`; for events.
     """
 
     def __init__(
@@ -102,11 +102,13 @@ class Ingest:
         self._full: dict[tuple[str, BudgetName], Throttle] = {}
         self._events: GroupCommit[Event, Outcome] = GroupCommit(
             store.write,
-            max_weight=limits.queue_events,
-            max_bytes=limits.queue_bytes,
-            share=limits.queue_percent_per_key / 100,
-            group_weight=group_weight,
-            calls=store.concurrent_writes,
+            WriteQueue(
+                max_weight=limits.queue_events,
+                max_bytes=limits.queue_bytes,
+                share=limits.queue_percent_per_key / 100,
+                group_weight=group_weight,
+                writes=store.concurrent_writes,
+            ),
             timeout=write_timeout,
             done=self._written,
             failed=self._write_failed,
@@ -115,8 +117,7 @@ class Ingest:
         )
         self._letters: GroupCommit[DeadLetter, bool] = GroupCommit(
             self._keep,
-            max_weight=limits.queue_events,
-            max_bytes=limits.queue_bytes,
+            WriteQueue(max_weight=limits.queue_events, max_bytes=limits.queue_bytes),
             timeout=write_timeout,
             done=lambda _seconds, _letters, _results: None,
             failed=lambda: metrics.count("storage_errors"),
