@@ -225,7 +225,6 @@ class History:
     def _today(self) -> _Values:
         """Return what was stored today."""
         metrics = self.metrics
-        metrics.fold()
         values = collections.Counter(self._in_day)
         for (workspace_id, key_id, _, outcome), count in metrics.minute["events"].items():
             if key_id and outcome == "stored":
@@ -237,7 +236,6 @@ class History:
     def _values(self) -> _Values:
         """Return the values of the current minute."""
         metrics = self.metrics
-        metrics.fold()
         values: _Values = {("", UP, (engage.__version__,)): 1}
         for (workspace_id, *labels), count in metrics.minute["events"].items():
             values[workspace_id, EVENTS, tuple(labels)] = count

@@ -211,23 +211,21 @@ class Metrics:
             if family.buckets
         }
         #: Events and refused requests of this minute, by workspace, write key and two more labels.
-        self.minute = {"events": _by_key(), "refused_requests": _by_key()}
+        self.minute = {
+            name: collections.Counter[tuple[str, str, str, str]]()
+            for name in ("events", "refused_requests")
+        }
         #: The bytes of the events that were stored in this minute, by workspace and write key.
-        self.stored_bytes: collections.defaultdict[tuple[str, str], int]
-        self.stored_bytes = collections.defaultdict(int)
+        self.stored_bytes = collections.Counter[tuple[str, str]]()
         #: The latest requests that were refused.
         self.refusals = Refusals()
         #: The most events that waited since it was last set to 0.
         self.longest_queue = 0
         self._parts = {"server"}
         self._own: dict[str, Family] = {}
-        # The same since :meth:`fold`: there may be thousands of keys, and Prometheus reads often.
-        self._recent = {"events": _by_key(), "refused_requests": _by_key()}
         # Counted for each request.
         self._requests = self.numbers["requests"]
-        # Route and status → the histogram of its class.
-        self._durations: dict[tuple[str, int], Histogram] = {}
-        self._events = self._recent["events"]
+        self._events, self._minute = self.numbers["events"], self.minute["events"]
 
     # ------------------------------------------------------------------------------------ counting
     def begin(self, name: str, labels: Iterable[Labels]) -> None:
@@ -282,12 +280,10 @@ class Metrics:
         :param seconds: from the first byte of the request to the last of the answer.
         """
         self._requests[route, status] += 1
-        durations = self._durations.get((route, status))
-        if durations is None:
-            durations = self._durations[route, status] = self.histograms[
-                "request_seconds"
-            ].setdefault((route, f"{str(status)[0]}xx"), Histogram(REQUEST_BUCKETS))
-        durations.add(seconds)
+        labels, durations = (route, f"{status // 100}xx"), self.histograms["request_seconds"]
+        if labels not in durations:
+            durations[labels] = Histogram(REQUEST_BUCKETS)
+        durations[labels].add(seconds)
 
     def event(
         self,
@@ -307,7 +303,8 @@ class Metrics:
         """
         # Clients choose the name of an unknown type, so the table would have no bound.
         kind = kind if kind in TYPES else "other"
-        self._events[workspace_id, write_key_id or "", kind, outcome] += count
+        self._events[kind, outcome] += count
+        self._minute[workspace_id, write_key_id or "", kind, outcome] += count
 
     def stored(self, size: int, workspace_id: str, write_key_id: str | None) -> None:
         """Count the bytes of events that were stored, for the quotas.
@@ -321,7 +318,8 @@ class Metrics:
         """Count a request that was refused as a whole."""
         self.refusals.add(refusal, time.time_ns() // 1_000_000)
         labels = (refusal.workspace_id, refusal.write_key_id, refusal.route, refusal.reason)
-        self._recent["refused_requests"][labels] += 1
+        self.minute["refused_requests"][labels] += 1
+        self.numbers["refused_requests"][refusal.reason,] += 1
 
     def write(self, seconds: float, events: int, waiting: int, *, to: str = "write") -> None:
         """Count one successful write of events to the storage.
@@ -361,7 +359,6 @@ class Metrics:
     # ------------------------------------------------------------------------------------- reading
     def rows(self) -> Iterator[tuple[Family, tuple[str, ...], float | Histogram]]:
         """Yield family, labels and value of each number for Prometheus."""
-        self.fold()
         for family in (*FAMILIES, *self._own.values()):
             if family.part not in self._parts:
                 continue
@@ -369,16 +366,3 @@ class Metrics:
             table = (self.histograms if family.buckets else self.numbers)[family.name]
             for labels, value in table.items():
                 yield family, tuple(map(str, labels)), value
-
-    def fold(self) -> None:
-        """Add the latest counts by write key to the minute, and without the key to the numbers."""
-        for name, labels_kept in (("events", 2), ("refused_requests", 1)):
-            recent = self._recent[name]
-            for labels, count in recent.items():
-                self.minute[name][labels] += count
-                self.numbers[name][labels[-labels_kept:]] += count
-            recent.clear()
-
-
-def _by_key() -> collections.defaultdict[tuple[str, str, str, str], int]:
-    return collections.defaultdict(int)
