@@ -315,27 +315,25 @@ class GroupCommit(Generic[_Item, _Result]):
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            return self._report(StorageUnavailable("the storage cancelled the write"))
-        except Exception as error:
-            return self._report(error, quiet=quiet)
-        if not self._healthy:
-            self._healthy = True
-            _log.warning("the storage is available again")
-        self._answered = loop.time()
-        self._refused = 0
-        self._done(self._answered - started, items, results)
-        return results
-
-    def _report(self, error: Exception, *, quiet: bool = False) -> Exception:
-        """Count and log the failure of a call."""
+            error: Exception = StorageUnavailable("the storage cancelled the write")
+        except Exception as raised:
+            error = raised
+        else:
+            if not self._healthy:
+                self._healthy = True
+                _log.warning("the storage is available again")
+            self._answered = loop.time()
+            self._refused = 0
+            self._done(self._answered - started, items, results)
+            return results
         self._failed()
+        if quiet:
+            return error
         if not isinstance(error, StorageUnavailable):
-            if not quiet:
-                _log.error("the storage raised an unexpected error", exc_info=error)
-        elif self._healthy and not quiet:
+            _log.error("the storage raised an unexpected error", exc_info=error)
+        elif self._healthy:
             self._healthy = False
-            cause = error.__cause__
-            shown = f" ({type(cause).__name__})" if cause is not None else ""
+            shown = f" ({type(error.__cause__).__name__})" if error.__cause__ is not None else ""
             _log.error("the storage is unavailable: %s%s", error, shown)
         return error
 
@@ -413,17 +411,12 @@ class WriteQueue(Room[_Item, _Result]):
         With a smaller part, a write beside others would cost more than the wait that it saves: each
         write has a fixed cost, however small it is.
         """
-        if not self._queues:
-            return False
         writing = self._writing
-        return not writing or (self._weight - writing) * (self.writes - 1) >= writing
+        return bool(self._queues) and (self._weight - writing) * (self.writes - 1) >= writing
 
     def add(self, request: WriteRequest[_Item, _Result]) -> None:
         """Queue a request, and count it until :meth:`free`."""
-        queue = self._queues.get(request.key)
-        if queue is None:
-            queue = self._queues[request.key] = collections.deque()
-        queue.append(request)
+        self._queues.setdefault(request.key, collections.deque()).append(request)
         self.waiting += len(request.items)
         super().add(request)
 
@@ -450,6 +443,7 @@ class WriteQueue(Room[_Item, _Result]):
                 weight += request.weight
                 size += request.size
                 group.append(request)
+                self.waiting -= len(request.items)
                 # Served, so it goes to the end of the rotation.
                 del queues[key]
                 if waiting:
@@ -458,8 +452,6 @@ class WriteQueue(Room[_Item, _Result]):
                         left.append(key)
             keys = left
         self._writing += weight
-        for request in group:
-            self.waiting -= len(request.items)
         return group
 
     def drop(self, late_at: float = math.inf) -> list[WriteRequest[_Item, _Result]]:
@@ -474,13 +466,11 @@ class WriteQueue(Room[_Item, _Result]):
                 dropped.append(waiting.popleft())
             if not waiting:
                 del self._queues[key]
-        for request in dropped:
-            self.waiting -= len(request.items)
+        self.waiting -= sum(len(request.items) for request in dropped)
         super().free(dropped)
         return dropped
 
     def free(self, requests: Sequence[WriteRequest[_Item, _Result]]) -> None:
         """Stop counting requests that :meth:`next_group` returned: they are written, or failed."""
-        for request in requests:
-            self._writing -= request.weight
+        self._writing -= sum(request.weight for request in requests)
         super().free(requests)
