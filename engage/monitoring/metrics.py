@@ -67,100 +67,89 @@ class Family:
 
     #: In Prometheus after ``engage_``.
     name: str
-    kind: Literal["counter", "gauge", "histogram"]
     text: str
     labels: tuple[str, ...] = ()
     #: Of a histogram.
     buckets: tuple[float, ...] = ()
+    #: Whether it is neither a histogram nor a counter.
+    gauge: bool = False
     #: Whether a gauge is added up over the processes, and begins at 0. Of others the latest value
     #: counts: all processes read the same number.
     summed: bool = False
     #: ``log`` and ``loader``: shown as soon as a number of that part is counted.
     part: Literal["server", "log", "loader"] = "server"
 
+    @property
+    def kind(self) -> str:
+        """The type of the numbers in Prometheus."""
+        return "histogram" if self.buckets else "gauge" if self.gauge else "counter"
+
 
 FAMILIES: Final = (
-    Family("requests", "counter", "Answered requests", ("route", "status")),
+    Family("requests", "Answered requests", ("route", "status")),
     Family(
         "request_seconds",
-        "histogram",
         "Time from the request to its answer, by the class of its status",
         ("route", "status"),
-        buckets=REQUEST_BUCKETS,
+        REQUEST_BUCKETS,
     ),
-    Family("events", "counter", "Events by their outcome", ("type", "outcome")),
-    Family(
-        "write_seconds", "histogram", "Duration of one write to the storage", buckets=WRITE_BUCKETS
-    ),
-    Family("write_events", "histogram", "Events of one write", buckets=SIZE_BUCKETS),
-    Family("queue_events", "gauge", "Events that wait for the storage", summed=True),
-    Family("storage_errors", "counter", "Calls of the storage that failed"),
-    Family("dead_letters", "counter", "Refused events that were kept", ("reason",)),
+    Family("events", "Events by their outcome", ("type", "outcome")),
+    Family("write_seconds", "Duration of one write to the storage", buckets=WRITE_BUCKETS),
+    Family("write_events", "Events of one write", buckets=SIZE_BUCKETS),
+    Family("queue_events", "Events that wait for the storage", gauge=True, summed=True),
+    Family("storage_errors", "Calls of the storage that failed"),
+    Family("dead_letters", "Refused events that were kept", ("reason",)),
     Family(
         "refused_requests",
-        "counter",
         "Requests that were refused as a whole, of which no dead letter exists",
         ("reason",),
     ),
-    Family(
-        "webhook_deliveries", "counter", "Deliveries of webhook providers", ("provider", "outcome")
-    ),
-    Family("dropped", "counter", "Data dropped to stay within a limit", ("what",)),
-    Family("build_info", "gauge", "Always 1; the label is the version of engage", ("version",)),
+    Family("webhook_deliveries", "Deliveries of webhook providers", ("provider", "outcome")),
+    Family("dropped", "Data dropped to stay within a limit", ("what",)),
+    Family("build_info", "Always 1; the label is the version of engage", ("version",), gauge=True),
     Family(
         "process_restarts",
-        "gauge",
         "Processes that were started again since the server started",
         ("process",),
+        gauge=True,
     ),
     Family(
         "last_backup_timestamp_seconds",
-        "gauge",
         "State that the last backup has, in seconds since 1970; 0 if there is none",
+        gauge=True,
     ),
     Family(
         "quota_used_ratio",
-        "gauge",
         "Part of its quota of the day that the fullest key or workspace has used",
+        gauge=True,
     ),
     Family(
         "dead_letter_budget_used_ratio",
-        "gauge",
         "Part of a budget of dead letters that is used, of the fullest workspace",
         ("budget",),
+        gauge=True,
     ),
     Family(
         "log_append_seconds",
-        "histogram",
         "Duration of one call that appended events to the log",
         buckets=WRITE_BUCKETS,
         part="log",
     ),
     Family(
         "log_append_events",
-        "histogram",
         "Events of one call that appended to the log",
         buckets=SIZE_BUCKETS,
         part="log",
     ),
-    Family("log_errors", "counter", "Calls of the log that failed", part="log"),
+    Family("log_errors", "Calls of the log that failed", part="log"),
+    Family("loaded_records", "Records of the log by their outcome", ("outcome",), part="loader"),
     Family(
-        "loaded_records",
-        "counter",
-        "Records of the log by their outcome",
-        ("outcome",),
-        part="loader",
-    ),
-    Family(
-        "log_gap_records",
-        "counter",
-        "Records that the log deleted before they were loaded",
-        part="loader",
+        "log_gap_records", "Records that the log deleted before they were loaded", part="loader"
     ),
     Family(
         "log_paused_partitions",
-        "gauge",
         "Partitions that are not loaded because of a record of an unknown version",
+        gauge=True,
         summed=True,
         part="loader",
     ),
@@ -196,9 +185,7 @@ class Metrics:
         self.numbers: dict[str, collections.defaultdict[Labels, float]] = {
             family.name: collections.defaultdict(
                 int,
-                {(): 0}
-                if not family.labels and (family.summed or family.kind == "counter")
-                else {},
+                {} if family.labels or (family.gauge and not family.summed) else {(): 0},
             )
             for family in FAMILIES
             if not family.buckets
@@ -352,7 +339,8 @@ class Metrics:
         for gauge, value in gauges.items():
             name = f"{part}_{gauge}"
             if name not in self._own:
-                self._own[name] = Family(name, "gauge", texts.get(gauge, gauge.replace("_", " ")))
+                text = texts.get(gauge, gauge.replace("_", " "))
+                self._own[name] = Family(name, text, gauge=True)
                 self.numbers[name] = collections.defaultdict(int)
             self.numbers[name][()] = value
 
