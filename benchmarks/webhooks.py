@@ -60,7 +60,7 @@ async def _post(client: RawClient, target: str, headers: dict[str, bytes], body:
 async def _large(server: Serving, count: int) -> float:
     """Return the seconds until a delivery of SendGrid with ``count`` events is answered."""
     sender = SENDERS["sendgrid"]
-    [event] = json.loads(sender.payload)
+    event = json.loads(sender.payload)[0]
     items = [
         event | {"sg_event_id": f"large-{number}", "email": f"user-{number}@example.com"}
         for number in range(count)

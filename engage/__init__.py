@@ -54,7 +54,7 @@ one; the JSON Schemas of the config, the payloads and the answers are in ``schem
 Where to add something:
 
 - a field to the error body: ``errors.py``
-- a rate limit: ``keys/guards.py``; its keys in ``config/``
+- a rate limit: ``keys/limits.py``; its keys in ``config/``
 - an endpoint: ``handlers/``
 - a console page: a handler in ``console/pages/`` with its template, and its route in
   ``console/application.py``

@@ -22,8 +22,7 @@ from engage.http1.addresses import networks
 from engage.http1.listener import Listener
 from engage.http1.shared import Bounds
 from engage.keys.auth import Authenticator
-from engage.keys.guards import Guards
-from engage.keys.quotas import Quotas
+from engage.keys.limits import Guards, Quotas
 from engage.keys.table import KeyTable
 from engage.monitoring.metrics import Metrics
 from engage.pipeline.clock import Clock
@@ -66,7 +65,7 @@ def build(
 
     :param metrics: counts what happens; nothing is counted by default.
     :param direct: write to the storage also with a log: commands and the console need the outcome.
-    :param buckets: see :func:`engage.keys.buckets.open_buckets`.
+    :param buckets: see :func:`engage.keys.limits.open_buckets`.
     :param had_store: with ``supervised``, see :class:`engage.api.StorageContext`.
     :raises ConfigError: if an option is wrong.
     """
@@ -195,7 +194,7 @@ def _make_deliveries(
 ) -> Deliveries:
     return Deliveries(
         config,
-        known=registry.webhooks,
+        installed=registry.webhooks,
         providers=registry.make_webhooks(config),
         pipeline=pipeline,
         ingest=ingest,

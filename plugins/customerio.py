@@ -101,8 +101,8 @@ class CustomerIo(SecretProvider):
             raise PayloadInvalid("object_type, metric and data are required")
         kind = kind.lower()
         types = [f"{kind}.{metric}"]
-        found = data.get("identifiers")
-        identifiers = found if isinstance(found, dict) else {}
+        given = data.get("identifiers")
+        identifiers = given if isinstance(given, dict) else {}
         user = user_id(identifiers.get("id"), data.get("customer_id"))
         is_message = kind in ("email", "sms", "whatsapp")
         named = _named(data, identifiers, is_message=is_message)
@@ -169,7 +169,7 @@ def _opt_outs(kind: str, metric: str, data: Mapping[str, Any]) -> Iterator[OptOu
 
 def _refused(preferences: object) -> list[str]:
     items = preferences.items() if isinstance(preferences, dict) else ()
-    return [name for name, wanted in items if wanted is False]
+    return [name for name, choice in items if choice is False]
 
 
 def _properties(

@@ -102,8 +102,8 @@ class Mailchimp(SecretProvider):
 
     def translate(self, request: WebhookRequest) -> Translation:
         """Return one track event for each element about a sent e-mail; ignore the others."""
-        found = form_values(form_fields(request.body)).get("mandrill_events")
-        items = parse_json(found) if isinstance(found, str) else None
+        encoded = form_values(form_fields(request.body)).get("mandrill_events")
+        items = parse_json(encoded) if isinstance(encoded, str) else None
         if not isinstance(items, list):
             raise PayloadInvalid("mandrill_events: must be a list")
         return translated(items, _event, (text(at(item, "event")) for item in items))

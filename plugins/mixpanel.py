@@ -67,10 +67,10 @@ class Mixpanel(StaticCredentialProvider):
         if isinstance(payload, dict) and "action" in payload:
             return _cohort(payload)
         items = payload if isinstance(payload, list) else [payload]
-        found = translated(items, _event)
-        if found.rejected and not found.events:
+        result = translated(items, _event)
+        if result.rejected and not result.events:
             raise PayloadInvalid("neither members of a cohort nor a list of events")
-        return found
+        return result
 
     def reply(self, request: WebhookRequest, result: WebhookResult) -> Reply | None:
         """Return the answer that cohort sync expects, or ``None`` for other deliveries."""

@@ -111,12 +111,12 @@ class _Batch:
 
     def translation(self) -> Translation:
         kinds = (text(at(item, "event_type")) for item in self._items)
-        found = translated(self._items, self._translate, kinds)
+        result = translated(self._items, self._translate, kinds)
         identify = self._identify()
         if identify is None:
-            return found
-        events = [TranslatedEvent(identify, self._recipient), *found.events]
-        return dataclasses.replace(found, events=events)
+            return result
+        events = [TranslatedEvent(identify, self._recipient), *result.events]
+        return dataclasses.replace(result, events=events)
 
     def _translate(self, item: Any, index: int) -> TranslatedEvent | Literal["ignored"]:
         kind, data = text(at(item, "event_type")), at(item, "data")
@@ -169,8 +169,8 @@ class _Batch:
             # Sessions, application states, crashes …: not something that a person did.
             return None
         timestamp = _milliseconds(data.get("timestamp_unixtime_ms"))
-        known = text(data.get("event_id")) or content_id(item)
-        result = self._document(becomes, timestamp, f"{self._id}:{known}")
+        identity = text(data.get("event_id")) or content_id(item)
+        result = self._document(becomes, timestamp, f"{self._id}:{identity}")
         result.update({key: value for key, value in document.items() if value is not None})
         rest = merged(data, without=fields)
         # Under one name, because the sender may give custom attributes any other.
@@ -203,9 +203,9 @@ def _identities(value: object) -> Mapping[str, Any]:
 
 def _trait(name: str) -> str:
     """Return the trait for an attribute, such as ``firstName`` for ``$FirstName``."""
-    known = _TRAITS.get(name)
-    if known is not None:
-        return known
+    trait = _TRAITS.get(name)
+    if trait is not None:
+        return trait
     if name.startswith("$") and len(name) > 1:
         return name[1].lower() + name[2:]
     return name

@@ -55,10 +55,10 @@ class RudderStack(StaticCredentialProvider):
             payload = payload["batch"]
         items = payload if isinstance(payload, list) else [payload]
         translate = functools.partial(_translate, ElementIds(items))
-        found = translated(items, translate, (text(at(item, "type")) for item in items))
-        if found.rejected and not found.events and not found.ignored:
-            raise PayloadInvalid(found.rejected[0].message)
-        return found
+        result = translated(items, translate, (text(at(item, "type")) for item in items))
+        if result.rejected and not result.events and not result.ignored:
+            raise PayloadInvalid(result.rejected[0].message)
+        return result
 
 
 def _translate(ids: ElementIds, item: Any, index: int) -> TranslatedEvent | Literal["unknown"]:

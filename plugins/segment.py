@@ -99,10 +99,10 @@ class Segment(SecretProvider):
             )
             return TranslatedEvent(document, index=index)
 
-        found = translated(elements, event, (text(at(item, "type")) for item in elements))
-        if found.rejected and not found.events and not found.ignored:
-            raise PayloadInvalid(f"no element is an event; the first {found.rejected[0].message}")
-        return dataclasses.replace(found, erasures=erasures)
+        result = translated(elements, event, (text(at(item, "type")) for item in elements))
+        if result.rejected and not result.events and not result.ignored:
+            raise PayloadInvalid(f"no element is an event; the first {result.rejected[0].message}")
+        return dataclasses.replace(result, erasures=erasures)
 
 
 def first_element(array: bytes) -> bytes:

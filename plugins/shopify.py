@@ -123,7 +123,7 @@ class Shopify(SecretProvider):
         person = _person(payload, topic, is_profile=is_profile)
         user = _customer(payload, person)
         written = (at(payload, path) for path in ("id", "order_id", *CUSTOMER_IDS))
-        ids = {str(one) for one in (user, *written)}
+        ids = {str(value) for value in (user, *written)}
         # The header is not signed: it counts only together with the content of a test.
         if (optional_header(request, "x-shopify-test") or "").lower() == "true" and ids & SAMPLES:
             return Translation(ignored=1, tests=1, types=[topic])
@@ -171,8 +171,8 @@ def _person(payload: Mapping[str, Any], topic: str, *, is_profile: bool) -> Mapp
 
     :raises PayloadInvalid: if the topic is about a profile and the payload is something else.
     """
-    found = payload.get("customer")
-    customer: Mapping[str, Any] | None = found if isinstance(found, dict) else None
+    value = payload.get("customer")
+    customer: Mapping[str, Any] | None = value if isinstance(value, dict) else None
     if is_profile and ("line_items" in payload or customer is not None):
         raise PayloadInvalid(
             "X-Shopify-Topic names a customer, but the body is something else", kind=topic

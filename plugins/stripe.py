@@ -135,8 +135,8 @@ class Stripe(SecretProvider):
                 message = "a thin event does not name its customer: choose the snapshot payload"
                 raise PayloadInvalid(message, kind=name)
             return Translation(ignored=1, types=[name])
-        found = at(payload, "data.object")
-        thing: dict[str, Any] = found if isinstance(found, dict) else {}
+        value = at(payload, "data.object")
+        thing: dict[str, Any] = value if isinstance(value, dict) else {}
         user, customer = _user(thing), _customer(thing)
         notice = user_id_notice(() if user == _user(thing, USER_KEYS[:1]) else USER_KEYS)
         recipient = email_recipient(
@@ -193,8 +193,8 @@ def _customer(thing: Mapping[str, Any]) -> str | None:
     """Return the id of the customer, or of the account of a customer, whom an object is or belongs
     to."""
     fields = ("id",) if thing.get("object") == "customer" else ("customer", "customer_account")
-    found = [thing.get(field) for field in fields]
-    return user_id(*(one.get("id") if isinstance(one, dict) else one for one in found))
+    values = [thing.get(field) for field in fields]
+    return user_id(*(value.get("id") if isinstance(value, dict) else value for value in values))
 
 
 def _envelope(payload: Mapping[str, Any]) -> dict[str, Any]:

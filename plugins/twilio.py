@@ -222,8 +222,8 @@ def _channel(fields: Mapping[str, str]) -> str:
     """Return the name of the channel, which every address except a phone number begins with."""
     prefixes = [fields.get("ChannelPrefix", "")]
     prefixes += [fields.get(name, "").rpartition(":")[0] for name in ("From", "To")]
-    known = (CHANNELS.get(prefix.lower()) for prefix in prefixes)
-    return next(filter(None, known), "SMS")
+    channels = (CHANNELS.get(prefix.lower()) for prefix in prefixes)
+    return next(filter(None, channels), "SMS")
 
 
 def _recipient(address: str) -> Recipient | None:

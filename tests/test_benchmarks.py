@@ -157,7 +157,7 @@ async def _events(folder: Path) -> list[str]:
     store = fill.open_config(folder / "engage.toml")
     await store.open(create=False)
     try:
-        return [one.message_id for one in await all_pages(store.scan, EventFilter())]
+        return [event.message_id for event in await all_pages(store.scan, EventFilter())]
     finally:
         await store.close()
 
@@ -173,7 +173,7 @@ def test_the_events_of_a_filled_store_are_those_that_a_server_stores(tmp_path: P
         await store.open(create=False)
         try:
             events = await all_pages(store.scan, EventFilter())
-            return [(one.received_at, one.document()) for one in events]
+            return [(event.received_at, event.document()) for event in events]
         finally:
             await store.close()
 
@@ -243,11 +243,11 @@ def test_the_processes_of_a_server_are_found_by_their_roles(tmp_path: Path) -> N
     console = "[console]\nport = 0\n"
     with start_server(tmp_path, fork=False, workers=2, config_extra=console) as server:
         wait_for(server.consoles, what="the console")
-        found = usage.roles(server)
-        kinds = sorted(set(found.values()))
+        roles = usage.roles(server)
+        kinds = sorted(set(roles.values()))
         assert kinds == ["console", "supervisor", "worker", "writer"]
-        assert list(found.values()).count("worker") == 2
-        assert all(usage.memory(pid) for pid in found)
+        assert list(roles.values()).count("worker") == 2
+        assert all(usage.memory(pid) for pid in roles)
         with usage.Meter(lambda: usage.roles(server)) as meter:
             for number in range(50):
                 assert server.post("/v1/track", {"userId": "u", "event": f"{number}"}).is_success

@@ -152,7 +152,7 @@ async def test_a_write_key_is_not_stored_wherever_it_stands() -> None:
         assert document["event"] == "writeKey"
     assert core.documents[1]["context"]["app"] == kept
     assert [letter.reason for letter in core.letters] == ["invalid_payload", "message_id_conflict"]
-    letters = [(one.item, one.envelope) for one in core.letters]
+    letters = [(letter.item, letter.envelope) for letter in core.letters]
     assert "key-1" not in json.dumps(core.documents) + repr(letters)
 
 

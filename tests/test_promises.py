@@ -116,9 +116,9 @@ def test_each_test_of_the_longer_runs_exists() -> None:
         path, _, function = name.partition("::")
         tree = ast.parse((ROOT / path).read_text("utf-8"))
         functions = {
-            one.name
-            for one in ast.walk(tree)
-            if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)
+            node.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         }
         if function not in functions:
             missing.append(name)

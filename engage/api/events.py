@@ -280,7 +280,7 @@ def _trust(changes: list[Change], kind: Kind, name: str, document: Mapping[str, 
         return
     traits = document.get("traits") or {}
     # A transform may have removed one.
-    names = [one for one in trusted if isinstance(one, str) and one in traits]
+    names = [trait for trait in trusted if isinstance(trait, str) and trait in traits]
     values = {f"{TRUSTED}:{name}": identifier_value(name, traits[name]) for name in names}
     if values:
         changes.append(Traits(kind, name, values))

@@ -88,13 +88,13 @@ def merge(
         for name in (trait, f"{TRUSTED}:{trait}")
         if name in user.traits
     }
-    values, times = _decoded(_greatest([one.traits for one in everyone]), user.decode)
-    members = _greatest([one.groups for one in everyone])
+    values, times = _decoded(_greatest([person.traits for person in everyone]), user.decode)
+    members = _greatest([person.groups for person in everyone])
     groups = sorted([name for name, register in members.items() if _value(register)])
     left_out = 0
     # The whole is larger than the sum of the sizes, so nearly always all have room.
     if visitors and (len(values) > limits.traits or len(orjson.dumps(values)) > limits.trait_bytes):
-        names = _in_order(one.traits for one in everyone)
+        names = _in_order(person.traits for person in everyone)
         kept = _within(
             {name: values[name] for name in names if name in values}, limits, identifiers
         )
@@ -102,13 +102,13 @@ def merge(
         values, times = kept, {name: times[name] for name in kept}
     if visitors and len(groups) > limits.memberships:
         left_out += len(groups) - limits.memberships
-        names = _in_order(one.groups for one in everyone)
+        names = _in_order(person.groups for person in everyone)
         groups = sorted([name for name in names if _value(members[name])][: limits.memberships])
     return UserProfile(
         workspace_id=workspace_id,
         user_id=user.id,
         created_at=user.created_at,
-        updated_at=max([one.updated_at for one in everyone]),
+        updated_at=max([person.updated_at for person in everyone]),
         anonymous_ids=sorted(anonymous_ids),
         groups=groups,
         left_out=left_out,
@@ -143,20 +143,20 @@ def winner(
     Only for a declared identifier: any other trait may be left out.
     """
     everyone = (user, *visitors[: limits.user_visitors])
-    found = [one.traits[trait] for one in everyone if trait in one.traits]
-    return user.decode(_value(max(found))) if found else REMOVED
+    versions = [person.traits[trait] for person in everyone if trait in person.traits]
+    return user.decode(_value(max(versions))) if versions else REMOVED
 
 
 def _greatest(registers: Sequence[Mapping[str, Versioned]]) -> Mapping[str, Versioned]:
     """Return the greatest version of each name."""
     if len(registers) == 1:
         return registers[0]
-    found = dict(registers[0])
-    for one in registers[1:]:
-        for name, register in one.items():
-            if name not in found or found[name] < register:
-                found[name] = register
-    return found
+    greatest = dict(registers[0])
+    for other in registers[1:]:
+        for name, register in other.items():
+            if name not in greatest or greatest[name] < register:
+                greatest[name] = register
+    return greatest
 
 
 def _decoded(
@@ -175,7 +175,7 @@ def _decoded(
 def _in_order(registers: Iterable[Mapping[str, Any]]) -> Iterable[str]:
     """Return the names in the order in which they get room: those of the first one in alphabetical
     order, then the others of the second one, and so on."""
-    return dict.fromkeys(name for one in registers for name in sorted(one))
+    return dict.fromkeys(name for named in registers for name in sorted(named))
 
 
 def _within(

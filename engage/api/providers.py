@@ -49,8 +49,8 @@ class WebhookRequest:
 
     def values(self, name: str) -> list[str]:
         """Return the values of a header in the order sent; the case of the name does not matter."""
-        wanted = name.lower()
-        return [value for key, value in self.headers if key.lower() == wanted]
+        header = name.lower()
+        return [value for key, value in self.headers if key.lower() == header]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -187,7 +187,10 @@ class Preferences:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileLimits:
-    """Limits of a user; those of traits also apply to a group, and a visitor has its own."""
+    """Limits of a user; those of traits also apply to a group, and a visitor has its own.
+
+    The config sets ``traits``, ``trait_bytes`` and ``visitors``.
+    """
 
     traits: int = 500
     #: The sum of the sizes of all keys and values as compact JSON.

@@ -98,7 +98,7 @@ class Root(click.Group):
         for title, group in {**GROUPS, "From plugins": commands}.items():
             # Two columns of equal width in all groups, with the indent and the gap of click.
             rows = [
-                (f"{one.name:<{widest}}", one.get_short_help_str(formatter.width)) for one in group
+                (f"{cmd.name:<{widest}}", cmd.get_short_help_str(formatter.width)) for cmd in group
             ]
             if rows:
                 with formatter.section(title):

@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 SHOWN_RATIO: Final = 0.8
 #: The purpose of a budget.
 LETTERS: Final[Mapping[BudgetName, str]] = {
-    "api": "refused items (limits.dead_letter_count, limits.dead_letter_bytes)",
-    "webhook": "deliveries (limits.dead_letter_count, limits.webhook_dead_letter_bytes)",
-    "conflict": "conflicts (limits.dead_letter_count, limits.dead_letter_bytes)",
+    "api": "refused items",
+    "webhook": "deliveries",
+    "conflict": "conflicts",
 }
 
 
@@ -145,7 +145,8 @@ async def _show_storage(store: Storage, config: Config) -> None:
             count, size = budget.of(use.budget)
             _print(
                 "budget",
-                f"{use.workspace_id}: {LETTERS[use.budget]} use {use.count} of {count} letters and"
+                f"{use.workspace_id}: {LETTERS[use.budget]} (limits.dead_letter_count,"
+                f" limits.dead_letter_bytes) use {use.count} of {count} letters and"
                 f" {use.size >> 20} of {size >> 20} MiB"
                 + ("; no more are kept" if use.count >= count else ""),
             )
@@ -164,10 +165,10 @@ def _show_lag(config: Config, lag: Lag) -> None:
         _print("warning", alarm)
 
 
-def _show_keys(config: Config, found: EffectiveKeys) -> None:
+def _show_keys(config: Config, effective: EffectiveKeys) -> None:
     """Print the write keys that the store adds to those of the config, and their problems."""
     for workspace in config.workspaces:
-        keys = [key for key in found.keys if key.workspace_id == workspace.id]
+        keys = [key for key in effective.keys if key.workspace_id == workspace.id]
         stored = [key for key in keys if key.source == "store"]
         off = sum(key.disabled for key in stored)
         parts = []
@@ -180,7 +181,7 @@ def _show_keys(config: Config, found: EffectiveKeys) -> None:
             parts.append(f"{plural(overridden, 'write key')} of the config disabled in the store")
         if parts:
             _print("keys", f"{workspace.id}: {'; '.join(parts)}")
-    for problem in found.problems:
+    for problem in effective.problems:
         _print("warning", problem)
 
 
@@ -188,11 +189,11 @@ async def _notices(store: Storage) -> list[str]:
     """Return a line for each workspace with events that did not change all they should."""
     since = now() - DAY_MS
     read = functools.partial(store.counts, HOUR, since=since, until=MAX_TIME, names=(EVENTS,))
-    found: Counter[tuple[str, str]] = Counter()
-    async for one in all_pages(read, attempts=1):
-        if one.labels[1:] in NOTICES:
-            found[one.workspace_id, NOTICES[one.labels[1:]]] += one.total
-    return [f"{key[0]}: {key[1].format(found[key], 'in 24 hours')}" for key in sorted(found)]
+    notices: Counter[tuple[str, str]] = Counter()
+    async for count in all_pages(read, attempts=1):
+        if count.labels[1:] in NOTICES:
+            notices[count.workspace_id, NOTICES[count.labels[1:]]] += count.total
+    return [f"{key[0]}: {key[1].format(notices[key], 'in 24 hours')}" for key in sorted(notices)]
 
 
 def _print(what: str, text: str) -> None:

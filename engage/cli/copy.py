@@ -47,8 +47,8 @@ def copy(ctx: click.Context, source: Path, target: Path) -> None:
     if source.resolve() == target.resolve():
         raise click.UsageError("--from and --to must be different files.")
     sides = Instance(ctx, source), Instance(ctx, target)
-    for one in sides:
-        one.registry.check(one.config)
+    for side in sides:
+        side.registry.check(side.config)
     if not sides[0].run(_copy, sides[1]):
         warn("some records were not copied")
         ctx.exit(1)
@@ -152,7 +152,8 @@ def _backup_store(instance: Instance) -> BackupStore:
     if isinstance(store, BackupStore):
         return store
     copied, sqlite = config.path, "sqlite.toml"
-    lines = store.backup_commands() or (
+    own = store.backup_commands()
+    lines = own or (
         f"engage copy --from {copied} --to {sqlite} && engage backup --config {sqlite} TARGET",
         f"engage restore --config {sqlite} FILE && engage copy --from {sqlite} --to {copied}",
     )
@@ -160,6 +161,12 @@ def _backup_store(instance: Instance) -> BackupStore:
     warn(f"not for the storage {name!r}; type this instead")
     for purpose, line in zip(("to back up", "to restore"), lines, strict=True):
         click.echo(f"  {purpose}: {safe(line)}", err=True)
+    if own is None:
+        click.echo(
+            f'make {sqlite} first: a copy of {safe(str(copied))} with backend = "sqlite" in'
+            " [storage], and the path of a new file in [storage.sqlite]",
+            err=True,
+        )
     raise click.exceptions.Exit(1)
 
 

@@ -295,11 +295,11 @@ def _used_key(
     :param keys: ``None``: there is no store, only the config.
     """
     if keys is None:
-        all_keys = [(one.id, key.id, key.disabled) for one in workspaces for key in one.write_keys]
+        all_keys = [(x.id, key.id, key.disabled) for x in workspaces for key in x.write_keys]
     else:
         all_keys = [(key.workspace_id, key.id, key.disabled or key.archived) for key in keys]
-    ids = {one.id for one in workspaces}
-    matching = [one for one in all_keys if one[0] in ids and named in (None, one[1])]
+    ids = {workspace.id for workspace in workspaces}
+    matching = [key for key in all_keys if key[0] in ids and named in (None, key[1])]
     if not matching:
         raise ConfigError(f"there is no write key {named!r}" if named else "there is no write key")
     the_only(workspace for workspace, *_ in matching)
@@ -355,7 +355,7 @@ def _print_problems(problems: Sequence[Problem]) -> None:
     "times",
     type=click.Choice(list(_TIMES)),
     multiple=True,
-    callback=lambda _context, _option, chosen: [_TIMES[one] for one in chosen],
+    callback=lambda _context, _option, chosen: [_TIMES[name] for name in chosen],
     help="Leave out a time that cannot be read, so that the event happened when it arrived.",
 )
 @_filter_options

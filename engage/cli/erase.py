@@ -120,11 +120,11 @@ def user_(
     named = named_addresses(addresses)
     whom: Any = {"addresses": named, "visitors": visitors, "linked": linked}
     if not yes or dry_run:
-        preview, known = instance.run(_preview, workspace, user, whom)
+        preview, exists = instance.run(_preview, workspace, user, whom)
         for line in preview:
             click.echo(safe(line), err=not dry_run)
         if dry_run:
-            instance.ctx.exit(0 if known else UNKNOWN)
+            instance.ctx.exit(0 if exists else UNKNOWN)
         click.confirm(f"Erase {safe(user)} in {workspace.id} for ever?", abort=True, err=True)
 
     async def run(store: Storage) -> Receipt:
@@ -140,7 +140,7 @@ def user_(
         click.echo(orjson.dumps(receipt.document()).decode())
     else:
         _print(receipt)
-    if not receipt.known:
+    if not receipt.existed:
         instance.ctx.exit(UNKNOWN)
     if receipt.other_visitors:
         instance.ctx.exit(LEFT)
@@ -159,22 +159,22 @@ async def _preview(
     ids = [name for name in person.visitors if name not in addresses]
     everything = export_person(store, workspace, user_id, addresses, ids)
     async with contextlib.aclosing(everything) as lines:
-        known = await anext(lines, None) is not None
+        exists = await anext(lines, None) is not None
     preview = [
-        *(() if known else (_NOTHING,)),
+        *(() if exists else (_NOTHING,)),
         f"user: {user_id}",
         f"anonymous ids: {', '.join(ids) or '-'}",
         *_addresses([name.partition(":")[2] for name in addresses], others),
         *_visitors(left),
     ]
-    return preview, known
+    return preview, exists
 
 
 def _visitors(left: Sequence[OtherVisitor]) -> Iterator[str]:
     """Yield in words which visitors are left."""
     if left:
         yield "visitors that are left and may be the person's; see --visitor and --linked-visitors:"
-    yield from (f"  {one.described()}" for one in left)
+    yield from (f"  {visitor.described()}" for visitor in left)
 
 
 def _addresses(named: Sequence[str], others: Mapping[str, bool]) -> Iterator[str]:
@@ -184,12 +184,12 @@ def _addresses(named: Sequence[str], others: Mapping[str, bool]) -> Iterator[str
     """
     yield f"addresses: {', '.join(named) or '-'}"
     shared = " (other users have it too)"
-    if left := [one + shared * many for one, many in others.items()]:
+    if left := [address + shared * many for address, many in others.items()]:
         yield f"addresses of this user that are left: {', '.join(left)}; see --address"
 
 
 def _print(receipt: Receipt) -> None:
-    if not receipt.known:
+    if not receipt.existed:
         click.echo(_NOTHING)
     click.echo(f"{_erased(receipt.counts)}, in {receipt.seconds:.1f} s")
     click.echo(f"workspace: {receipt.workspace}")
@@ -215,11 +215,11 @@ def requests(instance: Instance) -> None:
     names = instance.registry.erasure_requests(instance.config, workspace)
 
     async def look(store: Storage) -> Sequence[Request]:
-        return [one async for one in erasure_requests(store, workspace, names)]
+        return [request async for request in erasure_requests(store, workspace, names)]
 
     rows = [
-        (shown_time(one.received_at), one.origin, one.user_id or one.anonymous_id or "-")
-        for one in instance.run(look)
+        (shown_time(row.received_at), row.origin, row.user_id or row.anonymous_id or "-")
+        for row in instance.run(look)
     ]
     print_table(("RECEIVED", "FROM", "USER"), rows)
 

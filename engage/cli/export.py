@@ -127,7 +127,7 @@ def export(
     """
     if kind == "user":
         others = (since, type_, limit, after, cursor_file)
-        if user is None or any(one is not None for one in others):
+        if user is None or any(other is not None for other in others):
             options = "no other option than --workspace, --address and --visitor"
             raise click.UsageError(f"user needs --user, and takes {options}")
         _export_person(instance, user, named_addresses(addresses), visitors)
@@ -144,7 +144,7 @@ def export(
         raise click.UsageError("--cursor-file is for events, without --after and --limit.")
     if format_ == "csv" and kind != "subscriptions":
         raise click.UsageError(f"--format csv does not apply to {kind}.")
-    if workspace not in (None, *(one.id for one in instance.config.workspaces)):
+    if workspace not in (None, *(space.id for space in instance.config.workspaces)):
         # Not an error: the records of a workspace remain when it is removed from the config.
         warn(f"{instance.path} does not contain a workspace {safe(workspace)!r}")
     place = None if cursor_file is None else CursorFile(cursor_file)
@@ -206,19 +206,19 @@ def _export_person(
     terminal = sys.stdout.isatty()
 
     async def write(store: Storage) -> bool:
-        known, deliveries = False, Counter[str]()
+        exists, deliveries = False, Counter[str]()
         person = await person_of(store, workspace, *whom)
         if left := ", ".join(await other_addresses(store, workspace, person)):
             warn(f"addresses of this user that are left out: {left}; see --address")
-        for one in await other_visitors(store, workspace, person):
-            warn(f"left out: the visitor {one.described()}; see --visitor")
+        for visitor in await other_visitors(store, workspace, person):
+            warn(f"left out: the visitor {visitor.described()}; see --visitor")
         async for line in export_person(store, workspace, *whom, left_out=deliveries):
             sys.stdout.buffer.write((safe(line.decode()).encode() if terminal else line) + b"\n")
-            known = True
+            exists = True
         for address, count in deliveries.items():
             records = plural(count, "record")
             warn(f"left out: {records} of webhooks found by {address}; see --address")
-        return known
+        return exists
 
     if not instance.run(write):
         where = f"the user {user!r} of the workspace {workspace.id!r}"
@@ -238,7 +238,7 @@ async def _export(
     count = first = 0
     stream = records(store, kind, selection, left_out)
     async with contextlib.aclosing(stream):
-        with Progress(kind.replace("-", " "), wanted=not terminal) as progress:
+        with Progress(kind.replace("-", " "), shown=not terminal) as progress:
             async for record in stream:
                 line = as_line(record.json)
                 output.write((safe(line.decode()).encode() if terminal else line) + b"\n")
@@ -257,7 +257,7 @@ async def _export(
 def _as_csv(names: Sequence[str], record: bytes) -> bytes:
     """Return a record of texts and booleans as a line of CSV."""
     values = map(orjson.loads(record).get, names)
-    texts = [str(one).lower() if isinstance(one, bool) else one or "" for one in values]
+    texts = [str(value).lower() if isinstance(value, bool) else value or "" for value in values]
     return _csv_line([f"'{text}" if _FORMULA.match(text) else text for text in texts]).encode()
 
 

@@ -94,7 +94,7 @@ class Instance:
 
         :raises ConfigError: if the config does not have it.
         """
-        chosen = [one for one in self.config.workspaces if self.workspace_id in (None, one.id)]
+        chosen = [x for x in self.config.workspaces if self.workspace_id in (None, x.id)]
         if not chosen:
             raise ConfigError(f"{self.path} does not contain a workspace {self.workspace_id!r}")
         return chosen
@@ -106,7 +106,7 @@ class Instance:
         :raises ConfigError: if there are several, and no ``--workspace``.
         """
         chosen = self.workspaces
-        the_only(one.id for one in chosen)
+        the_only(space.id for space in chosen)
         return chosen[0]
 
     def public_url(self, otherwise: str) -> str:

@@ -45,7 +45,7 @@ def list_(instance: Instance) -> None:
     archived), source (config or store), time of creation, name, kind (public or server), origins,
     operations, rate.
     """
-    chosen = {one.id for one in instance.workspaces}
+    chosen = {workspace.id for workspace in instance.workspaces}
     effective = instance.run(list_keys, instance.config.workspaces)
     print_table(_COLUMNS, [_row(key) for key in effective.keys if key.workspace_id in chosen])
     for problem in effective.problems:

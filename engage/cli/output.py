@@ -75,9 +75,9 @@ def print_counts(what: str, numbers: Mapping[str, int], *, colour: str | None = 
         click.echo("\t".join([what, *(f"{name}={n}" for name, n in numbers.items())]))
 
 
-def print_table(columns: Sequence[str], found: Iterable[Iterable[str]]) -> None:
+def print_table(columns: Sequence[str], table: Iterable[Iterable[str]]) -> None:
     """Print rows: in columns on a terminal, otherwise with tabs and without a head."""
-    rows = [[safe(cell) for cell in row] for row in found]
+    rows = [[safe(cell) for cell in row] for row in table]
     if not sys.stdout.isatty():
         for row in rows:
             click.echo("\t".join(row))
@@ -131,12 +131,12 @@ class Progress:
     """A bar that is shown if standard error is a terminal and the work takes over a second.
 
     :param noun: the counted things, in the plural.
-    :param wanted: whether to show the bar at all.
+    :param shown: whether to show the bar at all.
     """
 
-    def __init__(self, noun: str, *, wanted: bool = True) -> None:
+    def __init__(self, noun: str, *, shown: bool = True) -> None:
         self._noun = noun
-        self._on = wanted and sys.stderr.isatty()
+        self._on = shown and sys.stderr.isatty()
         self._started = self._shown = time.monotonic()
         self._drawn = False
 

@@ -50,6 +50,14 @@ _SURROGATES: Final = re.compile("[\ud800-\udfff]")
 _GUARDED: Final = re.compile(r"'[=@\t\r'+-]")
 #: What is counted before an import of all who have an address, and its name.
 _ASKED: Final = (("rows", "row"), ("imported", "choice"))
+#: What an export of choices cannot be told.
+_FIXED: Final[Mapping[str, Any]] = {
+    "kind": "subscriptions",
+    "type_": None,
+    "addresses": (),
+    "visitors": (),
+    "cursor_file": None,
+}
 
 
 @click.group(epilog=example("subscriptions import --dry-run choices.csv"))
@@ -59,7 +67,7 @@ def subscriptions() -> None:
 
 @subscriptions.command(
     "export",
-    params=[one for one in export.params if one.name not in ("kind", "type_", "addresses")],
+    params=[param for param in export.params if param.name not in _FIXED],
     epilog=example("subscriptions export --format csv > choices.csv"),
 )
 @click.pass_context
@@ -68,7 +76,7 @@ def export_(ctx: click.Context, /, **options: Any) -> None:
 
     In CSV, the first line names the columns. `engage subscriptions import` reads both formats.
     """
-    ctx.invoke(export, kind="subscriptions", type_=None, addresses=(), **options)
+    ctx.invoke(export, **_FIXED, **options)
 
 
 @subscriptions.command(
@@ -109,7 +117,7 @@ def import_(
         if not sys.stdin.isatty() or not file.seekable():
             raise click.UsageError("--all needs --yes when there is no terminal")
         checked = instance.run(run, only_check=True)
-        rows, choices = (plural(checked[what], one) for what, one in _ASKED)
+        rows, choices = (plural(checked[what], noun) for what, noun in _ASKED)
         click.confirm(f"Import {rows} as {choices}?", abort=True, err=True)
     counts = instance.run(run, only_check=dry_run)
     verb = "would be imported" if dry_run else "imported"
@@ -187,10 +195,10 @@ class _Import:
             raise ApiError("invalid_payload", row)
         choice = self._schemas.read("choice", row)
         read, everyone = self._subscriptions.changes_of, self._everyone
-        changes = [one async for one in read(self._workspace, choice, everyone=everyone)]
+        changes = [change async for change in read(self._workspace, choice, everyone=everyone)]
         self._waiting += changes
         if objections := self._subscriptions.objections_of(self._workspace, choice):
-            self._objections[tuple(one.id for one in changes) or (str(row),)] = objections
+            self._objections[tuple(change.id for change in changes) or (str(row),)] = objections
         if len(self._waiting) + len(self._objections) >= PAGE:
             await self._flush()
 
@@ -201,7 +209,7 @@ class _Import:
             self._objections = {}
             return
         subjects = list(dict.fromkeys(change.subject for change in changes))
-        reads = [self._store.state(self._workspace.id, one) for one in subjects]
+        reads = [self._store.state(self._workspace.id, subject) for subject in subjects]
         undone = set[str]()
         states = dict(zip(subjects, await asyncio.gather(*reads), strict=True))
         for change, choices in zip(changes, await self._store.apply_all(changes), strict=True):
@@ -212,7 +220,7 @@ class _Import:
             if not holds:  # A later choice, or a row that was imported before.
                 undone.add(change.id)
         objections, self._objections = self._objections, {}
-        some = [one for ids, found in objections.items() if not undone & {*ids} for one in found]
+        some = [row for ids, rows in objections.items() if not undone & {*ids} for row in rows]
         await self._store.suppress(some)
         self._counts["objections"] += len(some)
 
@@ -265,8 +273,8 @@ def _names(values: Sequence[str], columns: Collection[str], number: int) -> list
     names = [name.strip() for name in values]
     problem = _unknown(names, columns)
     if absent := [name for name in ("groupId", "subscribed") if name not in names]:
-        found = quote(", ".join(names)) or "nothing"
-        problem = f"there is no column {absent[0]}, only {found}; commas separate the columns"
+        given = quote(", ".join(names)) or "nothing"
+        problem = f"there is no column {absent[0]}, only {given}; commas separate the columns"
     if problem:
         raise EngageError(f"line {number}: {problem}")
     return names
@@ -275,8 +283,8 @@ def _names(values: Sequence[str], columns: Collection[str], number: int) -> list
 def _unknown(names: Iterable[str], columns: Collection[str]) -> str | None:
     """Return a message about the first name that is unknown: ignored, it might be a time."""
     unknown = next((name for name in names if name not in columns), None)
-    known = ", ".join(columns)
-    return None if unknown is None else f'"{quote(unknown)}" is unknown; there are {known}'
+    listed = ", ".join(columns)
+    return None if unknown is None else f'"{quote(unknown)}" is unknown; there are {listed}'
 
 
 def _row_of_json(line: str, columns: Collection[str]) -> Mapping[str, Any] | str:
@@ -348,10 +356,10 @@ def subscription_link(
     name = workspace.id
     if not workspace.subscription_secrets:
         raise ConfigError(f"{config.path}: the workspace {name} has no subscription_secret")
-    groups = [one.id for one in workspace.subscription_groups]
+    groups = [x.id for x in workspace.subscription_groups]
     if group is not None and group not in groups:
-        there = ", ".join(groups) or "it has none"
-        raise ConfigError(f"{group!r} is not a subscription group of {name} ({there})")
+        listed = ", ".join(groups) or "it has none"
+        raise ConfigError(f"{group!r} is not a subscription group of {name} ({listed})")
     if user is None:
         subject, key = Subject(Kind.VISITOR, str(anonymous_id)), "anonymousId"
     else:

@@ -63,21 +63,21 @@ def list_(instance: Instance, channel: str | None, limit: int, addresses: tuple[
     async def read(store: Storage) -> Sequence[Suppression]:
         if addresses:
             return (await _find(store, instance, channel, addresses))[:limit]
-        found: list[Suppression] = []
-        async for one in all_pages(functools.partial(store.scan_suppressions, workspace)):
-            if not one.lifted and channel in (None, one.channel):
-                if len(found) == limit:
+        active: list[Suppression] = []
+        async for row in all_pages(functools.partial(store.scan_suppressions, workspace)):
+            if not row.lifted and channel in (None, row.channel):
+                if len(active) == limit:
                     warn(f"there are more than {limit}; see --limit")
                     break
-                found.append(one)
-        return found
+                active.append(row)
+        return active
 
     rows = [
         (
-            *(shown_time(one.at), one.channel, one.address, one.group_id or "-"),
-            *(one.reason, one.how or "-", one.source_id or "-"),
+            *(shown_time(row.at), row.channel, row.address, row.group_id or "-"),
+            *(row.reason, row.how or "-", row.source_id or "-"),
         )
-        for one in instance.run(read)
+        for row in instance.run(read)
     ]
     print_table(_COLUMNS, [map(one_line, row) for row in rows])
 
@@ -100,26 +100,26 @@ def remove(
     workspace = instance.workspace.id
 
     async def lift(store: Storage) -> Sequence[Suppression]:
-        found = await _find(store, instance, channel, addresses)
-        found = [one for one in found if reason in (None, one.reason)]
+        matches = await _find(store, instance, channel, addresses)
+        matches = [row for row in matches if reason in (None, row.reason)]
         await store.suppress(
             [
                 # The time of a provider may be in the future.
                 dataclasses.replace(
-                    one, at=max(now(), one.at + 1), lifted=True, how="operator", source_id=""
+                    row, at=max(now(), row.at + 1), lifted=True, how="operator", source_id=""
                 )
-                for one in found
+                for row in matches
             ]
         )
-        for one in found:
+        for row in matches:
             names = ("channel", "address", "group_id", "reason")
-            about = {"workspace": workspace} | {name: getattr(one, name) for name in names}
+            about = {"workspace": workspace} | {name: getattr(row, name) for name in names}
             await audit(store, "suppression-removed", about)
-        return found
+        return matches
 
     removed = instance.run(lift)
-    for one in removed:
-        print_cells("removed", one.channel, one.address, one.group_id or "-", one.reason)
+    for row in removed:
+        print_cells("removed", row.channel, row.address, row.group_id or "-", row.reason)
     if not removed:
         of_reason = "" if reason is None else f" with the reason {reason}"
         raise EngageError(f"none of these addresses is suppressed{of_reason}")
@@ -142,7 +142,7 @@ def check(instance: Instance, group_id: str, file: IO[str]) -> None:
     """
     config, workspace = instance.config, instance.workspace
     name = workspace.id
-    groups = [one for one in workspace.subscription_groups if one.id == group_id]
+    groups = [group for group in workspace.subscription_groups if group.id == group_id]
     if not groups or groups[0].channel not in ADDRESS_TRAITS:
         raise EngageError(f"{group_id!r} is no subscription group of {name} with addresses")
     addresses, channel, wrong = list[str](), groups[0].channel, 0
@@ -157,11 +157,11 @@ def check(instance: Instance, group_id: str, file: IO[str]) -> None:
         for start in range(0, len(addresses), PAGE):
             part = addresses[start : start + PAGE]
             pairs = _pairs(config, name, [channel], part)
-            found = await store.suppressions(name, pairs.keys())
+            stored = await store.suppressions(name, pairs.keys())
             reasons = {
-                pairs[one.channel, one.address]: one.reason
-                for one in found
-                if one.group_id in ("", group_id)
+                pairs[row.channel, row.address]: row.reason
+                for row in stored
+                if row.group_id in ("", group_id)
             }
             for address in part:
                 form = suppressed_address(channel, address) or ""
@@ -190,10 +190,10 @@ async def _unwanted(
     trait = ADDRESS_TRAITS[group.channel]
     value = identifier_value(trait, address) or ""
     read = functools.partial(store.holders, workspace, trait, value)
-    holders = {one async for one in all_pages(read)}
+    holders = {holder async for holder in all_pages(read)}
     merged = await store.find_users(workspace, trait, [value])
-    holders |= {Subject(Kind.USER, one) for one in merged.get(value, ())}
-    chosen = {(await store.state(workspace, one)).get(group.id) for one in holders}
+    holders |= {Subject(Kind.USER, user) for user in merged.get(value, ())}
+    chosen = {(await store.state(workspace, holder)).get(group.id) for holder in holders}
     if False in chosen:
         return "unsubscribed"
     return None if True in chosen or group.type == "opt_out" else "not subscribed"
@@ -204,11 +204,11 @@ async def _find(
 ) -> list[Suppression]:
     """Return the suppressions of addresses, in one channel or in all that the config names."""
     config, workspace = instance.config, instance.workspace.id
-    groups = [group for one in config.workspaces for group in one.subscription_groups]
+    groups = [group for space in config.workspaces for group in space.subscription_groups]
     channels = [channel] if channel else {*ADDRESS_TRAITS, *(group.channel for group in groups)}
     pairs = _pairs(config, workspace, channels, addresses)
-    found = await store.suppressions(workspace, pairs.keys())
-    return sorted(found, key=lambda one: (one.at, one.address, one.channel, one.group_id))
+    matches = await store.suppressions(workspace, pairs.keys())
+    return sorted(matches, key=lambda row: (row.at, row.address, row.channel, row.group_id))
 
 
 def _pairs(
@@ -217,10 +217,10 @@ def _pairs(
     """Return the forms in which addresses may be suppressed, with their channel → the form that is
     not hashed."""
     pairs = {
-        (name, known): known
+        (name, form): form
         for name in channels
         for address in addresses
-        if (known := suppressed_address(name, address)) is not None
+        if (form := suppressed_address(name, address)) is not None
     }
     if config.erasures.key is not None:
         hashed = functools.partial(hashed_address, config.erasures.key, workspace)

@@ -15,7 +15,7 @@ from engage.api import EVENT_TYPES
 from engage.cli.instance import Instance, example, json_option, on_instance
 from engage.cli.output import discard_output, print_json, safe, shown_time, warn
 from engage.reading.export import render
-from engage.reading.live import RING, Live, Row, Wanted
+from engage.reading.live import RING, Live, Row, RowFilter
 from engage.reading.time_limit import within as time_limit
 from engage.store.facade import Storage
 
@@ -75,8 +75,8 @@ def tail(
     returns, some are left out, which is said on standard error. Ctrl-C ends the command, and so
     does a reader of its output that ends: the exit status is 0 then.
     """
-    wanted = [
-        Wanted(
+    filters = [
+        RowFilter(
             workspace_id=workspace.id,
             status=status or "",
             type=type_ or "",
@@ -87,29 +87,31 @@ def tail(
         for workspace in instance.workspaces
     ]
     try:
-        instance.run(_follow, wanted, lines, as_json=as_json)
+        instance.run(_follow, filters, lines, as_json=as_json)
     except KeyboardInterrupt:
         pass
     except BrokenPipeError:
         discard_output()
 
 
-async def _follow(store: Storage, wanted: Sequence[Wanted], lines: int, *, as_json: bool) -> None:
+async def _follow(
+    store: Storage, filters: Sequence[RowFilter], lines: int, *, as_json: bool
+) -> None:
     live = Live(store, _Reader(), keep_items=as_json)
     last, error = -1, None
     try:
         while True:
-            for one in wanted:
-                await live.look(one.workspace_id)
+            for row_filter in filters:
+                await live.look(row_filter.workspace_id)
             if live.error != error:
                 error = live.error
                 warn(f"the storage does not answer: {error}" if error else "it answers again")
-            if last >= 0 and any(live.has_gap(one.workspace_id, last) for one in wanted):
+            if last >= 0 and any(live.has_gap(x.workspace_id, last) for x in filters):
                 warn("more events arrived than can be shown; some were left out")
-            rows = [row for one in wanted for row in live.rows(one, max(last, 0))]
+            rows = [row for row_filter in filters for row in live.rows(row_filter, max(last, 0))]
             rows.sort(key=lambda row: (row.at, row.n))
             for row in rows if last >= 0 else rows[len(rows) - min(lines, len(rows)) :]:
-                _print(row, as_json=as_json, several=len(wanted) > 1)
+                _print(row, as_json=as_json, several=len(filters) > 1)
             if error is None:
                 last = live.last
             if not _is_read():

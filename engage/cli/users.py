@@ -50,16 +50,16 @@ def show(instance: Instance, user: str, *, as_json: bool) -> None:
     subscription choices, and the newest events with this id. A track, page or screen call makes no
     profile, so there may be events without one. The exit status is 1 if nothing is known of the id.
     """
-    found = instance.run(_look_up, instance.workspace.id, user)
-    about = {} if found.user is None else orjson.loads(render("users", found.user).json)
-    visitor = {} if found.visitor is None else orjson.loads(render("visitors", found.visitor).json)
+    facts = instance.run(_look_up, instance.workspace.id, user)
+    about = {} if facts.user is None else orjson.loads(render("users", facts.user).json)
+    visitor = {} if facts.visitor is None else orjson.loads(render("visitors", facts.visitor).json)
     if as_json:
         documents = {
             "user": about or None,
             "visitor": visitor or None,
-            "visitors": found.visitors,
-            "subscriptions": dict(found.choices),
-            "events": [event.document() for event in found.events],
+            "visitors": facts.visitors,
+            "subscriptions": dict(facts.choices),
+            "events": [event.document() for event in facts.events],
         }
         click.echo(safe(orjson.dumps(documents).decode()))
         return
@@ -74,27 +74,27 @@ def show(instance: Instance, user: str, *, as_json: bool) -> None:
     else:
         lines["first event"], lines["last change"] = shown["createdAt"], shown["updatedAt"]
         lines["groups"] = ", ".join(shown["groups"]) or "-"
-    if found.user is not None:
-        lines["anonymous ids"] = ", ".join(found.user.anonymous_ids) or "-"
-        lines["visitors"] = ", ".join(found.visitors) or "-"
-        if found.user.left_out:
-            lines["left out"] = f"{found.user.left_out} traits and groups of visitors"
+    if facts.user is not None:
+        lines["anonymous ids"] = ", ".join(facts.user.anonymous_ids) or "-"
+        lines["visitors"] = ", ".join(facts.visitors) or "-"
+        if facts.user.left_out:
+            lines["left out"] = f"{facts.user.left_out} traits and groups of visitors"
     for trait, value in shown.get("traits", {}).items():
         lines[f"trait {trait}"] = orjson.dumps(value).decode()
-    for group, subscribed in found.choices.items():
+    for group, subscribed in facts.choices.items():
         lines[f"subscription {group}"] = "yes" if subscribed else "no"
     for name, text in lines.items():
         click.echo(f"{safe(name)}: {safe(text)}")
-    if found.events:
+    if facts.events:
         click.echo()
         rows = [
-            (shown_time(e.received_at), e.type, e.name or "-", e.message_id) for e in found.events
+            (shown_time(e.received_at), e.type, e.name or "-", e.message_id) for e in facts.events
         ]
         print_table(("RECEIVED", "TYPE", "NAME", "MESSAGE ID"), rows)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Known:
+class _Facts:
     """What is known of an id."""
 
     user: UserProfile | None
@@ -106,13 +106,13 @@ class _Known:
     events: Sequence[Event]
 
 
-async def _look_up(store: Storage, workspace: str, name: str) -> _Known:
+async def _look_up(store: Storage, workspace: str, name: str) -> _Facts:
     """Return what is known of a user or a visitor.
 
     :raises EngageError: if nothing is known of the id.
     """
     user, visitor = await store.profile(workspace, name), await store.visitor(workspace, name)
-    linked = [await store.visitor(workspace, one) for one in (user.anonymous_ids if user else ())]
+    linked = [await store.visitor(workspace, x) for x in (user.anonymous_ids if user else ())]
     kind = Kind.VISITOR if user is None and visitor is not None else Kind.USER
     choices = await store.state(workspace, Subject(kind, name))
     events: list[Event] = []
@@ -122,23 +122,23 @@ async def _look_up(store: Storage, workspace: str, name: str) -> _Known:
         of_visitor = EventFilter(workspace_id=workspace, begins=[(["anonymous_id"], name)])
         events = await _newest(store, of_visitor, name)
     if user is None and visitor is None and not choices and not events:
-        known = "user, visitor or event with the id"
-        raise EngageError(f"the workspace {workspace!r} has no {known} {name!r}")
-    return _Known(
+        what = "user, visitor or event with the id"
+        raise EngageError(f"the workspace {workspace!r} has no {what} {name!r}")
+    return _Facts(
         user=user,
         visitor=visitor,
-        visitors=[one.anonymous_id for one in linked if one is not None and one.user_id == name],
+        visitors=[x.anonymous_id for x in linked if x is not None and x.user_id == name],
         choices=choices,
         events=events,
     )
 
 
-async def _newest(store: Storage, wanted: EventFilter, name: str) -> list[Event]:
+async def _newest(store: Storage, criteria: EventFilter, name: str) -> list[Event]:
     """Return the newest events that a filter wants and that have an id."""
     events: list[Event] = []
     cursor, end = None, time.monotonic() + _SEARCH_SECONDS
-    while page := await store.recent(wanted, before=cursor, limit=_EVENTS - len(events)):
-        matching = filter(wanted.matches, page.items)
+    while page := await store.recent(criteria, before=cursor, limit=_EVENTS - len(events)):
+        matching = filter(criteria.matches, page.items)
         events += [event for event in matching if name in (event.user_id, event.anonymous_id)]
         cursor = page.cursor
         if cursor is None or len(events) == _EVENTS:

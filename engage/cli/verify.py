@@ -115,7 +115,7 @@ def _document(report: Report, seconds: float) -> dict[str, object]:
 def _print(report: Report, seconds: float) -> None:
     for what in dict.fromkeys((*report.checked, *report.different)):
         different = report.different[what]
-        unprovable = sum(n for (one, _), n in report.unprovable.items() if one == what)
+        unprovable = sum(n for (key, _), n in report.unprovable.items() if key == what)
         numbers = {"checked": report.checked[what], "different": different}
         colour = "red" if different else None
         print_counts(what, {**numbers, "unprovable": unprovable}, colour=colour)

@@ -66,7 +66,7 @@ def webhook_url(instance: Instance, provider: str) -> None:
     is entered there. The steps below the URLs are to be followed in their order.
     """
     registered = _installed(instance.registry, provider)
-    tables = {one.id: one.webhooks.get(provider) for one in instance.workspaces}
+    tables = {workspace.id: workspace.webhooks.get(provider) for workspace in instance.workspaces}
     enabled = [name for name, table in tables.items() if table is not None]
     chosen = enabled or list(tables)
     base = instance.public_url("only providers on this machine can reach this server")
@@ -120,7 +120,7 @@ def webhook_test(
     enabled = _enabled(instance, provider)
     delivery = read_recording(file.read_bytes(), provider, now=now)
     chosen = _chosen(enabled, provider, instance.workspace_id or named_workspace(delivery))
-    table = next(one for one in config.workspaces if one.id == chosen)
+    table = next(workspace for workspace in config.workspaces if workspace.id == chosen)
     destination = Destination.of(table, provider, enabled[chosen])
 
     async def run(store: Storage | None) -> Rehearsal:
@@ -140,11 +140,11 @@ def webhook_test(
         click.echo(
             safe(f"unsubscribes {change.subject.id} from {', '.join(change.choices)}"), err=True
         )
-    for one in result.effects.suppressions:
-        group = f" for {one.group_id}" if one.group_id else ""
-        where = f"{one.channel} address {one.address}{group}"
-        verb = "lifts what suppressed the" if one.lifted else "suppresses the"
-        click.echo(safe(f"{verb} {where} ({one.reason})"), err=True)
+    for suppression in result.effects.suppressions:
+        group = f" for {suppression.group_id}" if suppression.group_id else ""
+        where = f"{suppression.channel} address {suppression.address}{group}"
+        verb = "lifts what suppressed the" if suppression.lifted else "suppresses the"
+        click.echo(safe(f"{verb} {where} ({suppression.reason})"), err=True)
     if result.lookups and not store:
         warn(
             f"{plural(result.lookups, 'event')} without a user id: the server looks for the user by"

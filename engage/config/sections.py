@@ -140,11 +140,6 @@ class LogConfig:
     group: str = default("log.group")
     #: Processes of ``engage load``.
     loaders: int = default("log.loaders")
-    #: ``engage serve`` accepts no events while the oldest record that is not loaded is older than
-    #: this part of the time for which the log keeps records.
-    lag_percent: int = default("log.lag_percent")
-    #: Seconds that a subscription change waits until the loaders have loaded its user.
-    subscription_wait: float = default("log.subscription_wait")
     #: The address at which ``engage load`` serves ``/readyz`` and ``/metrics``.
     load_host: str = default("log.load_host")
     #: ``None``: it does not listen. 0: any free port.
@@ -191,28 +186,17 @@ class Limits:
     #: Events and the traits they set, waiting to be written, per worker.
     queue_events: int = default("limits.queue_events")
     queue_bytes: int = default("limits.queue_bytes")
-    #: The part of the queue that one write key may use.
-    queue_percent_per_key: int = default("limits.queue_percent_per_key")
     #: Held in memory for requests without an answer, per worker.
     inflight_bytes: int = default("limits.inflight_bytes")
     user_traits: int = default("limits.user_traits")
     user_trait_bytes: int = default("limits.user_trait_bytes")
-    identifier_bytes: int = default("limits.identifier_bytes")
-    user_links: int = default("limits.user_links")
-    user_memberships: int = default("limits.user_memberships")
-    user_visitors: int = default("limits.user_visitors")
     visitors: int = default("limits.visitors")
-    visitor_traits: int = default("limits.visitor_traits")
-    visitor_trait_bytes: int = default("limits.visitor_trait_bytes")
-    visitor_memberships: int = default("limits.visitor_memberships")
     #: Changes by links in a day that subscribe an id to groups from which it is unsubscribed.
     resubscriptions_per_day: int = default("limits.resubscriptions_per_day")
     #: Dead letters kept per workspace: refused items of API requests, and as many conflicts and
-    #: webhook deliveries.
+    #: webhook deliveries; :attr:`dead_letter_budget` has their sizes.
     dead_letter_count: int = default("limits.dead_letter_count")
     dead_letter_bytes: int = default("limits.dead_letter_bytes")
-    #: Of the deliveries.
-    webhook_dead_letter_bytes: int = default("limits.webhook_dead_letter_bytes")
     rate: Rate = Rate()
     #: Of each write key.
     quota: Quota = Quota()
@@ -224,7 +208,7 @@ class Limits:
             api_count=self.dead_letter_count,
             api_bytes=self.dead_letter_bytes,
             webhook_count=self.dead_letter_count,
-            webhook_bytes=self.webhook_dead_letter_bytes,
+            webhook_bytes=4 * self.dead_letter_bytes,
             conflict_count=self.dead_letter_count,
             conflict_bytes=self.dead_letter_bytes,
         )

@@ -126,10 +126,10 @@ class _Pages(Application):
         server, connection, host = request.server_connection, request.connection, request.host
         name = console.addresses.cookie_name(host)
         cookie = request.cookies.get(name)
-        session = cookie and console.sessions.known(session_name(name, host), cookie.value)
+        session = cookie and console.sessions.find(session_name(name, host), cookie.value)
         if isinstance(server, HTTP1ServerConnection):
-            one = console.connections.of(server.stream)
-            one.known = bool(session) or one.has_link
+            client = console.connections.of(server.stream)
+            client.trusted = bool(session) or client.has_link
         if isinstance(connection, HTTP1Connection):
             connection.set_max_body_size(MAX_BODY_BYTES if session else MAX_STRANGERS_BODY_BYTES)
         return super().find_handler(request, **kwargs)
@@ -200,8 +200,8 @@ class ConsoleServer(HTTPServer):
     ) -> HTTPMessageDelegate:
         """Wait for another request, but not for one of a stranger."""
         assert isinstance(server_conn, HTTP1ServerConnection)
-        one = self._console.connections.of(server_conn.stream)
-        if one.served and not one.known:
+        client = self._console.connections.of(server_conn.stream)
+        if client.served and not client.trusted:
             server_conn.stream.close()
         return super().start_request(server_conn, request_conn)
 

@@ -34,7 +34,7 @@ from engage.console.headers import HEADERS
 from engage.console.sign_in.addresses import session_name
 from engage.console.sign_in.sessions import IDLE_SECONDS, Session
 from engage.http1.addresses import client_address
-from engage.reading.live import Wanted
+from engage.reading.live import RowFilter
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -97,14 +97,14 @@ class ConsoleHandler(RequestHandler):
 
     async def prepare(self) -> None:
         """Refuse requests that must not reach the page. See the module."""
-        connections, one = self.console.connections, self.connection
-        connections.arrived(one)
-        if not one.known and await self.has_link():
-            one.known = one.has_link = True
-        if self.in_turn and not await connections.wait_for_turn(one):
+        connections, connection = self.console.connections, self.connection
+        connections.arrived(connection)
+        if not connection.trusted and await self.has_link():
+            connection.trusted = connection.has_link = True
+        if self.in_turn and not await connections.wait_for_turn(connection):
             raise HTTPError(503)
         self.admitted = True
-        if one.known:
+        if connection.trusted:
             self.clear_header("Connection")
         addresses = self.console.addresses
         if not addresses.allows_host(self.request.host):
@@ -275,10 +275,10 @@ class ConsoleHandler(RequestHandler):
 
         :raises HTTPError: 404, if there is no such workspace.
         """
-        wanted = self.get_argument("workspace", None)
+        chosen = self.get_argument("workspace", None)
         workspaces = self.console.config.workspaces
         for workspace in workspaces:
-            if wanted in (None, "", workspace.id):
+            if chosen in (None, "", workspace.id):
                 return workspace
         raise HTTPError(404, reason="There is no such workspace")
 
@@ -414,7 +414,7 @@ class ConsoleHandler(RequestHandler):
         """Return the suggestions for the search fields: what the console has read lately."""
         if self.person is None or self.unverified:
             return Seen()
-        return seen(self.console.live.rows(Wanted(workspace_id=self._workspace_or_first().id)))
+        return seen(self.console.live.rows(RowFilter(workspace_id=self._workspace_or_first().id)))
 
     def _searched(self) -> str:
         """Return the text in the search box."""
@@ -439,7 +439,7 @@ class ConsoleHandler(RequestHandler):
             self.set_header(name, value)
         self.set_header("Referrer-Policy", self.referrer_policy)
         self.set_header("X-Request-Id", self.request_id)
-        if not self.connection.known:
+        if not self.connection.trusted:
             self.set_header("Connection", "close")
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:

@@ -53,7 +53,7 @@ class Connection:
     #: Whether a one-time link that works came over it, and whether its request is one of somebody
     #: who is signed in or has such a link.
     has_link: bool = False
-    known: bool = False
+    trusted: bool = False
     #: Whether a request was answered.
     served: bool = False
     #: Set while its request waits for its turn.
@@ -86,9 +86,9 @@ class Connections:
 
     def remove(self, stream: IOStream) -> None:
         """Forget a connection, which is closed or gives way. Its request does not wait longer."""
-        one = self._open.pop(stream, None)
-        if one is not None and one.waiting is not None:
-            one.waiting.reschedule(0)
+        connection = self._open.pop(stream, None)
+        if connection is not None and connection.waiting is not None:
+            connection.waiting.reschedule(0)
 
     def of(self, stream: IOStream) -> Connection:
         """Return a connection; one that is closed as if it were new."""
@@ -99,14 +99,12 @@ class Connections:
         places = self._open.values()
         if len(places) < MAX_CONNECTIONS:
             return True
-        counts = collections.Counter(one.network for one in places if not one.known)
+        counts = collections.Counter(peer.network for peer in places if not peer.trusted)
         most = max(counts.values(), default=1)
         if counts[network_of(address)] >= most and not self._is_shared(address):
             return False
-        movable = [one for one in places if one not in self._busy or one.waiting is not None]
-        oldest = min(
-            movable, key=lambda one: (one.known, -counts[one.network], one.since), default=None
-        )
+        movable = [peer for peer in places if peer not in self._busy or peer.waiting is not None]
+        oldest = min(movable, key=lambda x: (x.trusted, -counts[x.network], x.since), default=None)
         if oldest is None or self._clock() - oldest.since < GRACE_SECONDS:
             return None
         if oldest.waiting is None:
@@ -114,28 +112,28 @@ class Connections:
         self.remove(oldest.stream)
         return True
 
-    def arrived(self, one: Connection) -> None:
+    def arrived(self, connection: Connection) -> None:
         """Note that a request has arrived completely."""
-        self._busy.add(one)
+        self._busy.add(connection)
 
-    async def wait_for_turn(self, one: Connection) -> bool:
+    async def wait_for_turn(self, connection: Connection) -> bool:
         """Wait until the request of a connection is to be answered; false: it is refused."""
-        if not one.known:
+        if not connection.trusted:
             try:
-                async with asyncio.timeout(None) as one.waiting:
-                    one.has_turn = await self._turns.acquire()
+                async with asyncio.timeout(None) as connection.waiting:
+                    connection.has_turn = await self._turns.acquire()
             except TimeoutError:
                 return False
             finally:
-                one.waiting = None
+                connection.waiting = None
         return True
 
-    def answered(self, one: Connection) -> None:
+    def answered(self, connection: Connection) -> None:
         """Note that the request of a connection is answered or refused. Idempotent."""
-        one.served, one.since = True, self._clock()
-        self._busy.discard(one)
-        if one.has_turn:
-            one.has_turn = False
+        connection.served, connection.since = True, self._clock()
+        self._busy.discard(connection)
+        if connection.has_turn:
+            connection.has_turn = False
             self._turns.release()
 
     async def finished(self) -> None:

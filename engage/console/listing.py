@@ -110,7 +110,7 @@ class ListPage(ConsoleHandler):
         """Return what the template shows of a row."""
         return row
 
-    async def beside(self, found: Found[Any]) -> Mapping[str, Any]:
+    async def beside(self, page: Found[Any]) -> Mapping[str, Any]:
         """Return other names for the template."""
         return {}
 
@@ -125,10 +125,10 @@ class ListPage(ConsoleHandler):
 
     async def get(self) -> None:
         """Show a page of the list."""
-        found = await self.find()
+        page = await self.find()
         names = {
-            "found": found,
-            "rows": [*map(self.shown, found.rows)],
+            "page": page,
+            "rows": [*map(self.shown, page.rows)],
             "what": self.what,
             "given": self.given,
             "paged": self.cursor(self.by) is not None,
@@ -136,5 +136,5 @@ class ListPage(ConsoleHandler):
             "words": self.words,
             "note": "",
         }
-        names |= await self.beside(found)
+        names |= await self.beside(page)
         self.page(f"{self.name}.html", title=self.name.capitalize(), nav=self.name, **names)

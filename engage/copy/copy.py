@@ -185,10 +185,10 @@ async def _copy_unexplained_choices(source: Storage, target: Storage, counts: Co
     async for state in all_pages(functools.partial(source.scan_subscriptions, None)):
         history = functools.partial(target.history, state.workspace_id, state.subject)
         explained = -1
-        async for one in all_pages(history):
-            if one.group_id == state.group_id:
+        async for record in all_pages(history):
+            if record.group_id == state.group_id:
                 # As storages do it: a choice is later than the one that it replaces.
-                explained = max(one.at, explained + 1)
+                explained = max(record.at, explained + 1)
         if explained >= state.updated_at:
             continue
         parts = (state.workspace_id, *state.subject, state.group_id, str(state.updated_at))
@@ -214,7 +214,7 @@ async def _suppressions(source: Storage, target: Storage, report: OnProgress) ->
     """
     counts = Counts("suppressions")
     stored = all_pages(functools.partial(source.scan_suppressions, None))
-    async for batch in _batches(stored, lambda one: len(one.address)):
+    async for batch in _batches(stored, lambda suppression: len(suppression.address)):
         await target.suppress(batch)
         counts.copied += len(batch)
         report(counts)
@@ -226,14 +226,14 @@ async def _dead_letters(source: Storage, target: Storage, report: OnProgress) ->
     counts = Counts("dead letters")
     letters = all_pages(functools.partial(source.scan_dead_letters, None))
     # The budgets limit the number of dead letters, so their ids fit into memory.
-    known = {
+    existing = {
         (letter.workspace_id, letter.id)
         async for letter in all_pages(functools.partial(target.scan_dead_letters, None))
     }
     async for batch in _batches(
         letters, lambda letter: len(letter.item) + len(letter.envelope or b"")
     ):
-        new = [letter for letter in batch if (letter.workspace_id, letter.id) not in known]
+        new = [letter for letter in batch if (letter.workspace_id, letter.id) not in existing]
         counts.duplicate += len(batch) - len(new)
         if new:
             await _put(target, new, counts)
@@ -253,8 +253,8 @@ async def _compare_profiles(source: Storage, target: Storage, report: OnProgress
     """Compare the profiles. Nothing is copied: the target has built them from the events."""
     counts = Counts("profiles")
     async for profile in all_pages(functools.partial(source.scan_users, None)):
-        there = await target.profile(profile.workspace_id, profile.user_id)
-        if there is not None and _contains(there, profile):
+        existing = await target.profile(profile.workspace_id, profile.user_id)
+        if existing is not None and _contains(existing, profile):
             counts.copied += 1
         else:
             counts.conflict(
@@ -264,19 +264,19 @@ async def _compare_profiles(source: Storage, target: Storage, report: OnProgress
     return counts
 
 
-def _contains(there: UserProfile, profile: UserProfile) -> bool:
+def _contains(existing: UserProfile, profile: UserProfile) -> bool:
     """Return whether a profile includes another.
 
-    :param there: the profile at the target; events of the target may have added more to it.
+    :param existing: the profile at the target; events of the target may have added more to it.
     """
-    if there.updated_at > profile.updated_at:
+    if existing.updated_at > profile.updated_at:
         # Newer events may have changed values; they never remove traits or links.
-        return there.traits.keys() >= profile.traits.keys() and set(there.anonymous_ids) >= set(
-            profile.anonymous_ids
-        )
-    values = {key: there.traits[key] for key in profile.traits if key in there.traits}
+        return existing.traits.keys() >= profile.traits.keys() and set(
+            existing.anonymous_ids
+        ) >= set(profile.anonymous_ids)
+    values = {key: existing.traits[key] for key in profile.traits if key in existing.traits}
     return (
         canonical(values) == canonical(dict(profile.traits))
-        and set(there.anonymous_ids) >= set(profile.anonymous_ids)
-        and set(there.groups) >= set(profile.groups)
+        and set(existing.anonymous_ids) >= set(profile.anonymous_ids)
+        and set(existing.groups) >= set(profile.groups)
     )

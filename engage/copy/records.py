@@ -46,14 +46,14 @@ async def copy_records(
 
 
 async def _put(target: Storage, record: Record, counts: Counts) -> None:
-    there = await target.get_record(record.kind, record.workspace_id, record.id)
-    if there is not None and there.at == record.at and same_json(there.body, record.body):
+    existing = await target.get_record(record.kind, record.workspace_id, record.id)
+    if existing is not None and existing.at == record.at and same_json(existing.body, record.body):
         counts.duplicate += 1
         return
-    if there is not None and there.at >= record.at:
+    if existing is not None and existing.at >= record.at:
         counts.conflict("the target has a newer record with the same id")
         return
-    expected = 0 if there is None else there.version
+    expected = 0 if existing is None else existing.version
     if await target.put_record(record, expected_version=expected) is not None:
         counts.copied += 1
     else:
@@ -70,8 +70,8 @@ async def copy_counters(source: Storage, target: Storage, report: OnProgress) ->
     """
     counts = Counts("counters")
     page: list[Count] = []
-    async for one in all_pages(source.scan_counts):
-        page.append(one)
+    async for count in all_pages(source.scan_counts):
+        page.append(count)
         if len(page) >= PAGE:
             await _put_counts(target, page, counts)
             report(counts)

@@ -57,9 +57,9 @@ class Counts:
 OnProgress = Callable[[Counts], None]
 
 
-def same_json(one: bytes, other: bytes) -> bool:
+def same_json(first: bytes, other: bytes) -> bool:
     """Return whether two JSON texts are equal; ``1``, ``1.0`` and ``true`` are different."""
-    return one == other or canonical(orjson.loads(one)) == canonical(orjson.loads(other))
+    return first == other or canonical(orjson.loads(first)) == canonical(orjson.loads(other))
 
 
 def canonical(value: Any) -> bytes:

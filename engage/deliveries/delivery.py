@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from engage.api import ConfigError, DeadLetter, Provider
 from engage.errors import MAX_ERRORS, Limit, Problem
-from engage.keys.rules import Rules
+from engage.keys.limits import Rules
 from engage.pipeline.dead_letters import letter_id
 from engage.pipeline.decode import Encoding, check_encoding
 

@@ -56,8 +56,8 @@ def read_recording(data: bytes, provider: str, *, now: float | None = None) -> D
     if data.lstrip()[:1] == b"{":
         return _from_json(data, path, now)
     separator = b"\r\n\r\n" if b"\r\n\r\n" in data else b"\n\n"
-    head, found, body = data.partition(separator)
-    if not found:
+    head, blank, body = data.partition(separator)
+    if not blank:
         raise EngageError("the recording has no empty line between its headers and its body")
     lines = head.decode("latin-1").splitlines()
     if lines and lines[0].rpartition(" ")[2].startswith("HTTP/"):
@@ -73,16 +73,16 @@ def read_recording(data: bytes, provider: str, *, now: float | None = None) -> D
 
 def _from_json(data: bytes, path: str, now: float | None) -> Delivery:
     try:
-        found = orjson.loads(data)
-        pairs = found["headers"]
+        recording = orjson.loads(data)
+        pairs = recording["headers"]
         pairs = pairs.items() if isinstance(pairs, dict) else pairs
         # The server reads the bytes of a header as Latin-1.
         headers = [(str(name), str(value).encode().decode("latin-1")) for name, value in pairs]
-        encoded, text = found.get("body_base64"), found.get("body")
+        encoded, text = recording.get("body_base64"), recording.get("body")
         body = base64.b64decode(encoded) if text is None else text.encode()
-        target = _target(found["url"]) if found.get("url") else path
-        if now is None and found.get("now") is not None:
-            now = float(found["now"])
+        target = _target(recording["url"]) if recording.get("url") else path
+        if now is None and recording.get("now") is not None:
+            now = float(recording["now"])
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, binascii.Error) as error:
         raise EngageError(
             "the recording is not a JSON object with headers and body (or body_base64)"
@@ -145,11 +145,11 @@ async def rehearse(
     events = translation.events
     owned: Owned = {}
     if recipients is None:
-        found = [without_lookup(event) for event in events]
+        identified = [without_lookup(event) for event in events]
     else:
-        found = await recipients.identify(workspace.id, name, events)
+        identified = await recipients.identify(workspace.id, name, events)
         owned = await owned_addresses(recipients.store, workspace.id, events)
-    for event, document in zip(events, found, strict=True):
+    for event, document in zip(events, identified, strict=True):
         try:
             kind = str(document.get("type"))
             document = schemas.read(kind if kind in EVENT_TYPES else "item", document)

@@ -17,7 +17,7 @@ import dataclasses
 import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl
 
 import orjson
@@ -85,7 +85,7 @@ _UNPRINTABLE: Final = re.compile(r"[^!-+\--~]")
 class Deliveries:
     """Receives deliveries.
 
-    :param known: the names of all installed providers.
+    :param installed: the names of all installed providers.
     :param providers: provider → workspace id → the provider with the options of that workspace.
     :param clock: the time of this process.
     """
@@ -94,7 +94,7 @@ class Deliveries:
         self,
         config: Config,
         *,
-        known: Collection[str],
+        installed: Collection[str],
         providers: Mapping[str, Mapping[str, Provider]],
         pipeline: Pipeline,
         ingest: Ingest,
@@ -115,8 +115,8 @@ class Deliveries:
         #: Name of an installed provider → its largest body, compressed and decompressed.
         self.body_limits: dict[str, Limit] = {}
         #: The notices of each provider that were logged, and none.
-        self._noticed = {name: {""} for name in known}
-        for name in known:
+        self._noticed = {name: {""} for name in installed}
+        for name in installed:
             enabled = providers.get(name, {})
             self.body_limits[name] = body_limit(name, enabled.values(), config.limits)
             self._destinations[name] = {
@@ -312,7 +312,16 @@ class Deliveries:
                 without = {refused.index for refused in delivered.rejected}
                 pairs = enumerate(zip(events, documents, strict=True))
                 reports = [pair for index, pair in pairs if index not in without]
-                await self._apply(destination, reports, arrival.received_at)
+                applied = await apply_reports(
+                    self._ingest.store,
+                    destination.workspace,
+                    name,
+                    reports,
+                    now=arrival.received_at,
+                    seconds=self._ingest.timeout,
+                )
+                if applied:
+                    self._metrics.event("subscription", "stored", applied, workspace_id)
         if translation.erasures:
             store, ids = self._ingest.store, translation.erasures
             async with within(self._ingest.timeout):
@@ -324,20 +333,6 @@ class Deliveries:
             rejected=len({problem.pointer.split("/")[1] for problem in problems}),
         )
         return translation, result, problems
-
-    async def _apply(
-        self,
-        destination: Destination,
-        reports: Sequence[tuple[TranslatedEvent, Mapping[str, Any]]],
-        now: int,
-    ) -> None:
-        """Apply what events report about subscriptions: see :func:`apply_reports`."""
-        workspace, store, seconds = destination.workspace, self._ingest.store, self._ingest.timeout
-        applied = await apply_reports(
-            store, workspace, destination.name, reports, now=now, seconds=seconds
-        )
-        if applied:
-            self._metrics.event("subscription", "stored", applied, workspace.id)
 
     async def _keep(self, letter: DeadLetter) -> None:
         """Keep the dead letter of a delivery.

@@ -36,9 +36,9 @@ from engage.http1 import early_errors
 from engage.http1.addresses import client_address, is_within
 from engage.http1.exchange import Failure
 from engage.keys.auth import UnknownKeyError
-from engage.keys.guards import STRANGE
+from engage.keys.limits import STRANGE, Guards
 from engage.monitoring.history import DAY
-from engage.monitoring.throttle import Throttle
+from engage.monitoring.sampler import Throttle
 from engage.pipeline.decode import check_encoding
 
 if TYPE_CHECKING:
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from engage.http1.addresses import Network
     from engage.http1.exchange import Exchange
     from engage.keys.auth import Authenticator, Principal
-    from engage.keys.guards import Guards
     from engage.keys.table import KeyTable
     from engage.pipeline.decode import Encoding
     from engage.pipeline.pipeline import Pipeline
@@ -268,8 +267,8 @@ class Handler(httputil.HTTPMessageDelegate):
     def client_has(self, etag: str) -> bool:
         """Return whether ``If-None-Match`` shows that the client has the version of an ETag."""
         sent = self.request.fields.get("If-None-Match", "")
-        known = [tag.strip().removeprefix("W/") for tag in sent.split(",")]
-        return etag.removeprefix("W/") in known or "*" in known
+        tags = [tag.strip().removeprefix("W/") for tag in sent.split(",")]
+        return etag.removeprefix("W/") in tags or "*" in tags
 
     def answer(
         self,

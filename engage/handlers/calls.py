@@ -10,11 +10,10 @@ import orjson
 from engage.errors import MAX_ERRORS
 from engage.handlers.base import Handler
 from engage.keys.auth import KEYLESS_BODY, UnknownKeyError
-from engage.keys.rules import WITHOUT_LETTER
+from engage.keys.limits import WITHOUT_LETTER, Rules
 
 if TYPE_CHECKING:
     from engage.keys.auth import Principal
-    from engage.keys.rules import Rules
     from engage.pipeline.results import BatchResult
 
 __all__ = ["BatchHandler", "EventHandler", "batch_answer"]

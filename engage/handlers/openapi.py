@@ -50,13 +50,13 @@ def load_schemas() -> dict[str, dict[str, Any]]:
     :return: name of the component (``payloads-track``, ``answers-batch``, ``error``) → schema.
     """
     root = resources.files("engage_schemas")
-    found = {"error": json.loads(root.joinpath("error.json").read_bytes())}
+    schemas = {"error": json.loads(root.joinpath("error.json").read_bytes())}
     for folder in _FOLDERS:
         for file in root.joinpath(folder).iterdir():
             if file.name.endswith(".json") and file.name != _ROW:
                 name = f"{folder}-{file.name.removesuffix('.json')}"
-                found[name] = json.loads(file.read_bytes())
-    return dict(sorted(found.items()))
+                schemas[name] = json.loads(file.read_bytes())
+    return dict(sorted(schemas.items()))
 
 
 def describe(

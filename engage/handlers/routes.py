@@ -21,7 +21,7 @@ from engage.handlers.settings import ProjectSettingsHandler, SourceConfigHandler
 from engage.handlers.subscriptions import SubscriptionsHandler
 from engage.handlers.webhook import WebhookHandler
 from engage.monitoring import logs
-from engage.monitoring.refusals import Refusal, key_prefix
+from engage.monitoring.sampler import Refusal, key_prefix
 
 if TYPE_CHECKING:
     from engage.http1.exchange import Exchange

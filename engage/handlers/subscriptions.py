@@ -84,19 +84,19 @@ class SubscriptionsHandler(Handler):
         person = await pipeline.person(link_of(self.request))
         if person.expired:
             raise link_expired()
-        found = await pipeline.preferences(person)
+        preferences = await pipeline.preferences(person)
         suppressions = [
             {
-                "channel": one.channel,
-                "groupId": one.group_id or None,
-                "reason": one.reason,
-                "at": render_time(one.at),
+                "channel": suppression.channel,
+                "groupId": suppression.group_id or None,
+                "reason": suppression.reason,
+                "at": render_time(suppression.at),
             }
-            for one in found.suppressions
+            for suppression in preferences.suppressions
         ]
-        body = {"success": True, "subscriptions": found.choices, "suppressions": suppressions}
-        if found.left_out:
-            body["addressesLeftOut"] = found.left_out
+        body = {"success": True, "subscriptions": preferences.choices, "suppressions": suppressions}
+        if preferences.left_out:
+            body["addressesLeftOut"] = preferences.left_out
         self.answer(orjson.dumps(body), headers={"Cache-Control": "no-store"})
 
     head = get

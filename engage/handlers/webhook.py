@@ -49,8 +49,8 @@ class WebhookHandler(Handler):
     def not_allowed(self) -> ApiError:
         """Return 404 for an unknown provider: no method is allowed there."""
         deliveries = self.services.deliveries
-        known = self._segments["provider"] in deliveries.body_limits
-        return super().not_allowed() if known else deliveries.unknown_provider()
+        exists = self._segments["provider"] in deliveries.body_limits
+        return super().not_allowed() if exists else deliveries.unknown_provider()
 
     def head(self, provider: str) -> None:
         """Answer 200: Mandrill checks the URL with HEAD before it creates a webhook."""

@@ -17,14 +17,14 @@ _WITH_PORT = re.compile(r"\[(?P<v6>[^\]]*)\](?::\d+)?|(?P<v4>[^:]*):\d+")
 
 def networks(texts: Iterable[str]) -> tuple[Network, ...]:
     """Return the networks that a config names, such as ``10.0.0.0/8``; it was checked."""
-    found = [ipaddress.ip_network(text) for text in texts]
+    parsed = [ipaddress.ip_network(text) for text in texts]
     # As the addresses that are compared with them: mapped IPv6 as IPv4.
-    firsts = [parsed_address(str(network.network_address)) for network in found]
+    firsts = [parsed_address(str(network.network_address)) for network in parsed]
     return tuple(
         network
         if first is None or first.version == network.version
         else ipaddress.ip_network((first, network.prefixlen - 96))
-        for network, first in zip(found, firsts, strict=True)
+        for network, first in zip(parsed, firsts, strict=True)
     )
 
 
@@ -43,8 +43,8 @@ def client_address(
     """
     address = peer
     for hop in reversed([hop.strip() for hop in ",".join(forwarded).split(",")]):
-        if (found := _WITH_PORT.fullmatch(hop)) is not None:
-            hop = found["v6"] or found["v4"] or ""
+        if (parts := _WITH_PORT.fullmatch(hop)) is not None:
+            hop = parts["v6"] or parts["v4"] or ""
         if not is_within(address, trusted):
             break
         if parsed_address(hop) is None:

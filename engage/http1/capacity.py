@@ -114,8 +114,8 @@ class Capacity:
         if self._giving_way:
             return True  # The answer to one that gives way.
         share = self._share
-        for one in [one for one in self.waiting if one.held > share and one is not newcomer]:
-            self._give_way(one)
+        for client in [x for x in self.waiting if x.held > share and x is not newcomer]:
+            self._give_way(client)
             if self.held <= self.limit:
                 return True
         return False

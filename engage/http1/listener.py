@@ -102,9 +102,9 @@ class Listener:
         end = loop.time() + seconds
         while self.connections and loop.time() < end:
             await asyncio.sleep(0.02)
-            for connection in [one for one in self.connections if one.idle]:
+            for connection in [connection for connection in self.connections if connection.idle]:
                 connection.close()
-        complete = not any(one.serving for one in self.connections)
+        complete = not any(connection.serving for connection in self.connections)
         self.close()
         return complete
 
@@ -127,7 +127,7 @@ class Listener:
         interval = min(_SWEEP, shortest / 4)
         self._sweeper = loop.call_later(interval, self._sweep)
         now = loop.time()
-        for connection in [one for one in self.connections if one.deadline <= now]:
+        for connection in [x for x in self.connections if x.deadline <= now]:
             try:
                 connection.expired()
             except Exception:

@@ -90,8 +90,8 @@ class RequestHeaders(HTTPHeaders):
 
     def get_all(self) -> Iterator[tuple[str, str]]:
         for name, value in self.fields.items():
-            for one in self.repeated.get(name, (value,)):
-                yield name, one
+            for text in self.repeated.get(name, (value,)):
+                yield name, text
 
     def __getitem__(self, name: str) -> str:
         return self.fields[_normalised(name)]

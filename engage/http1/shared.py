@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from engage.http1.capacity import Capacity
 from engage.monitoring import logs
-from engage.monitoring.refusals import Refusal
+from engage.monitoring.sampler import Refusal
 
 if TYPE_CHECKING:
     from tornado.httputil import HTTPServerConnectionDelegate

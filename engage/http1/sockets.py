@@ -64,12 +64,12 @@ def own_address(host: str, *, keys: str) -> str:
 def _socket_for(host: str, port: int, keys: str) -> tuple[socket.socket, tuple[Any, ...]]:
     """Return a new socket and the address to bind it to."""
     try:
-        found = socket.getaddrinfo(
+        addresses = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
     except (OSError, UnicodeError) as error:
         raise EngageError(_NOT_OURS.format(keys, host)) from error
-    family, kind, protocol, _, address = min(found, key=lambda info: info[0] != socket.AF_INET)
+    family, kind, protocol, _, address = min(addresses, key=lambda info: info[0] != socket.AF_INET)
     return socket.socket(family, kind, protocol), address
 
 

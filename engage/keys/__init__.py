@@ -3,10 +3,7 @@
 
 =================  ================================================================
 ``auth.py``        finds the workspace of a write key
-``rules.py``       what a key may not do: origins, operations, secrets
-``guards.py``      how fast a key may send, and how many refusals an address gets
-``buckets.py``     token buckets in memory that the workers share
-``quotas.py``      what keys and workspaces may store in a day
+``limits.py``      whether a key may send this now: its rules, rates and quotas
 ``table.py``       keeps the table of write keys up to date
 ``effective.py``   the write keys of the config and of the store
 ``changes.py``     creates, disables, enables and archives write keys

@@ -23,13 +23,12 @@ from typing import TYPE_CHECKING, Final
 
 from engage.errors import ApiError, Limit, key_refused, storage_unavailable
 from engage.keys.effective import is_possible_key
-from engage.keys.rules import Rules
+from engage.keys.limits import Guard, Guards, Rules
 from engage.monitoring import logs
-from engage.monitoring.refusals import SCHEMES
+from engage.monitoring.sampler import SCHEMES
 
 if TYPE_CHECKING:
     from engage.config import Workspace, WriteKey
-    from engage.keys.guards import Guard, Guards
 
 __all__ = ["KEYLESS_BODY", "Authenticator", "Principal", "UnknownKeyError"]
 

@@ -70,7 +70,7 @@ async def create_key(
         is taken.
     :raises StorageUnavailable: if the key may not be durable.
     """
-    records, workspace = _records(store), _workspace(workspaces, workspace_id)
+    workspace = _workspace(workspaces, workspace_id)
     name = name.strip()
     if not KEY_ID.fullmatch(key_id):
         raise EngageError(
@@ -98,11 +98,11 @@ async def create_key(
         "disabled": False,
     }
     record = _record(KEY, workspace_id, key_id, body, now)
-    version = await records.put_record(record, expected_version=0)
+    version = await store.put_record(record, expected_version=0)
     if version is None:
         raise EngageError(taken)
     details = {"workspace": workspace_id, "key": key_id, "name": name, **options}
-    await record_audit(records, actor, "key-created", details, now=now)
+    await record_audit(store, actor, "key-created", details, now=now)
     made = stored_key(dataclasses.replace(record, version=version))
     assert made is not None
     return dataclasses.replace(made, key=key)
@@ -136,7 +136,7 @@ async def change_key(
     def text(problem: str) -> str:
         return f"the key {key_id!r} of the workspace {workspace_id!r} {problem}"
 
-    records, workspace = _records(store), _workspace(workspaces, workspace_id)
+    workspace = _workspace(workspaces, workspace_id)
     configured = next((key for key in workspace.write_keys if key.id == key_id), None)
     values = _VALUES[state]
     if configured is not None:
@@ -146,7 +146,7 @@ async def change_key(
             raise EngageError(text("is disabled in the config file; enable it there"))
     kind = KEY if configured is None else OVERRIDE
     while True:
-        record = await records.get_record(kind, workspace_id, key_id)
+        record = await store.get_record(kind, workspace_id, key_id)
         body = {} if record is None else body_of(record)
         version = 0 if record is None else record.version
         if kind == KEY and not body.keys() & {"key", "sha256"}:
@@ -160,7 +160,7 @@ async def change_key(
         if configured is not None and configured.disabled:
             return False
         changed = _record(kind, workspace_id, key_id, {**body, **values}, now)
-        if await records.put_record(changed, expected_version=version) is not None:
+        if await store.put_record(changed, expected_version=version) is not None:
             details = {"workspace": workspace_id, "key": key_id}
             note = KeyNote(workspace=workspace_id, write_key=key_id, state=state, at=now)
             try:
@@ -168,7 +168,7 @@ async def change_key(
                     append(notes, [note])
             except ErasuresFileError as error:  # The key itself is changed.
                 _log.error("a restored backup would not know of this change: %s", error)
-            await record_audit(records, actor, f"key-{state}", details, now=now)
+            await record_audit(store, actor, f"key-{state}", details, now=now)
             return True
         if expected_version is not None:
             break
@@ -192,10 +192,6 @@ def _check(key: Mapping[str, Any]) -> None:
 def _record(kind: str, workspace_id: str, key_id: str, body: Mapping[str, Any], now: int) -> Record:
     encoded = orjson.dumps(body)
     return Record(kind=kind, workspace_id=workspace_id, id=key_id, body=encoded, at=now)
-
-
-def _records(store: Storage) -> Storage:
-    return store
 
 
 def _workspace(workspaces: Iterable[Workspace], workspace_id: str) -> Workspace:

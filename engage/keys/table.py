@@ -15,8 +15,6 @@ this.
 - **A store that does not answer** changes nothing: the last table stays. Until the records were
   first read, every request with a key gets a 503. A 401 would make SDKs discard events, and the
   keys of the config alone could include one that an operator has disabled.
-
-A storage without records has only the keys of the config, and nothing waits.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ from engage.keys.effective import (
     effective_keys,
     read_key_records,
 )
-from engage.keys.rules import Rules
+from engage.keys.limits import Rules
 from engage.monitoring import logs
 from engage.reading.time_limit import within
 from engage.store.facade import Storage

@@ -30,7 +30,7 @@ from engage.api import (
     record_of,
 )
 from engage.errors import LogUnavailable, shutting_down
-from engage.monitoring.throttle import Throttle
+from engage.monitoring.sampler import Throttle
 from engage.pipeline.admission import Room, WriteRequest
 
 __all__ = ["Appending"]

@@ -20,6 +20,8 @@ __all__ = ["CatchUp"]
 
 #: Seconds between two readings of the offsets.
 POLL_SECONDS: Final = 0.05
+#: Seconds that a request waits at most.
+MAX_SECONDS: Final = 2.0
 #: Requests that may wait in a process. Anyone can send one, with a wrong hash.
 MAX_WAITING: Final = 1000
 
@@ -29,14 +31,12 @@ class CatchUp:
 
     :param log: an open log.
     :param group: the group of the loaders.
-    :param wait: seconds that a request waits at most.
     :param timeout: seconds that a call of the log may take.
     """
 
-    def __init__(self, log: EventLog, *, group: str, wait: float, timeout: float) -> None:
+    def __init__(self, log: EventLog, *, group: str, timeout: float) -> None:
         self._log = log
         self._group = group
-        self._wait = wait
         self._timeout = timeout
         #: Requests that came after the ends of the log were last asked for.
         self._new: list[asyncio.Future[None]] = []
@@ -57,7 +57,7 @@ class CatchUp:
             self._task = asyncio.create_task(self._run(), name="catching up with the log")
         self._waiting += 1
         try:
-            async with asyncio.timeout(self._wait):
+            async with asyncio.timeout(MAX_SECONDS):
                 await future
         except TimeoutError:
             raise _behind() from None
@@ -86,11 +86,11 @@ class CatchUp:
                     continue
                 waiting += [(future, ends) for future in new]
                 left = []
-                for future, wanted in waiting:
-                    if not future.done() and _passed(committed, wanted):
+                for future, target in waiting:
+                    if not future.done() and _passed(committed, target):
                         future.set_result(None)
                     if not future.done():
-                        left.append((future, wanted))
+                        left.append((future, target))
                 waiting = left
                 if waiting or self._new:
                     await asyncio.sleep(POLL_SECONDS)
@@ -113,8 +113,8 @@ class CatchUp:
             return ends, committed
 
 
-def _passed(committed: Mapping[int, int], wanted: Mapping[int, int]) -> bool:
-    return all(committed.get(partition, 0) >= end for partition, end in wanted.items())
+def _passed(committed: Mapping[int, int], ends: Mapping[int, int]) -> bool:
+    return all(committed.get(partition, 0) >= end for partition, end in ends.items())
 
 
 def _fail(requests: Sequence[asyncio.Future[None]], reason: str) -> None:

@@ -51,9 +51,7 @@ class LogFront:
         #: How far the store is behind the log.
         self.lag = Lag(log, config, timeout=timeout, clock=clock, metrics=metrics, refuses=True)
         #: Waits until the store has the events that are in the log now.
-        self.catch_up = CatchUp(
-            log, group=config.group, wait=config.subscription_wait, timeout=timeout
-        )
+        self.catch_up = CatchUp(log, group=config.group, timeout=timeout)
         self._timeout = timeout
         self._store: Readiness | None = None
         self._opening: asyncio.Task[None] | None = None

@@ -48,9 +48,9 @@ async def past_gaps(store: Storage, *, now: int) -> Sequence[str]:
     :raises StorageUnavailable: if the store does not answer.
     """
     page = await store.list_records(_KIND, limit=1000)
-    recent = [one for one in page.items if one.at >= now - _SHOWN]
+    recent = [record for record in page.items if record.at >= now - _SHOWN]
     lines = []
-    for record in sorted(recent, key=lambda one: one.at, reverse=True)[:NAMED]:
+    for record in sorted(recent, key=lambda record: record.at, reverse=True)[:NAMED]:
         body = orjson.loads(record.body)
         partition, expected, first = body["partition"], body["expected"], body["first"]
         when = datetime.datetime.fromtimestamp(record.at / 1000, datetime.UTC)

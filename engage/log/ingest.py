@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 from engage.api import DeadLetter, Event, EventLog, Outcome, Status
 from engage.errors import far_behind
 from engage.log.appending import Appending
-from engage.pipeline.admission import QUEUE_WAIT, SUBSCRIPTIONS_SHARE, Admission, Admitted
+from engage.pipeline.admission import (
+    KEY_SHARE,
+    QUEUE_WAIT,
+    SUBSCRIPTIONS_SHARE,
+    Admission,
+    Admitted,
+)
 from engage.pipeline.ingest import Ingest, size_of_events, size_of_letters
 from engage.store.facade import Storage
 
@@ -46,7 +52,7 @@ class LogIngest(Ingest):
             log,
             max_weight=limits.queue_events,
             max_bytes=limits.queue_bytes,
-            share=limits.queue_percent_per_key / 100,
+            share=KEY_SHARE,
             timeout=options["write_timeout"],
             done=self._appended,
             failed=self._append_failed,
@@ -103,7 +109,7 @@ class LogIngest(Ingest):
     def _appended(
         self, seconds: float, events: Sequence[Event], _outcomes: Sequence[Outcome]
     ) -> None:
-        self._metrics.append(seconds, len(events), self._appended_events.items)
+        self._metrics.write(seconds, len(events), self._appended_events.items, to="log_append")
 
     def _append_failed(self) -> None:
         self._metrics.count("log_errors")

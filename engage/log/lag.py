@@ -3,7 +3,7 @@
 
 A log keeps a record for a limited time. If the loaders are down for longer, the log deletes events
 that were acknowledged and are stored nowhere else. So a server accepts no events while the oldest
-record that is not stored is older than a part of that time (``log.lag_percent``).
+record that is not stored is older than half of that time.
 
 Servers, one loader and the console read the lag continuously, ``engage check`` once.
 """
@@ -104,7 +104,7 @@ class Lag:
         """The troubles for an operator to attend to, most important first, each in one line."""
         if self.error is not None:
             return [f"the log is not available: {self.error}"]
-        found = []
+        alarms = []
         if gaps := self.gaps:
             named = [
                 f"partition {number} (expected {expected}, begins at {first})"
@@ -112,16 +112,16 @@ class Lag:
             ]
             if len(gaps) > NAMED:
                 named.append(f"{len(gaps) - NAMED} more")
-            found.append(
+            alarms.append(
                 "acknowledged events may be lost: the next records of the loaders are no longer"
                 f" in the log: {', '.join(named)}"
             )
         if self.overdue:
-            found.append(
-                "events are answered 503: the oldest record that is not loaded is too old"
-                " (log.lag_percent); run engage load, or more loaders"
+            alarms.append(
+                "events are answered 503: the oldest record that is not loaded is too old;"
+                " run engage load, or more loaders"
             )
-        return found
+        return alarms
 
     async def start(self) -> None:
         """Read the backlog in the background until :meth:`close`."""
@@ -158,9 +158,7 @@ class Lag:
         # If nothing is unread, any later record was appended after this reading began.
         self._oldest = now if backlog.oldest_at is None else backlog.oldest_at
         self._overdue_at = (
-            None
-            if backlog.retention is None
-            else self._oldest + backlog.retention * self._config.lag_percent / 100
+            None if backlog.retention is None else self._oldest + backlog.retention / 2
         )
 
     # ---------------------------------------------------------------------------------- internals
@@ -178,15 +176,14 @@ class Lag:
             gauges["backlog_seconds"] = self.seconds
             if self.backlog.retention is not None:
                 gauges["retention_seconds"] = self.backlog.retention / 1000
-        self._metrics.log(gauges, {**self._from.gauge_texts, **_TEXTS})
+        self._metrics.report("log", gauges, {**self._from.gauge_texts, **_TEXTS})
         overdue = self._refuses and self.overdue
         if overdue and not self._was_overdue:
             _log.error(
                 "events are answered 503: the oldest record that is not in the storage is %.0f s"
-                " old, more than %d %% of the time for which the log keeps records"
-                " (log.lag_percent); is engage load running?",
+                " old, more than half of the time for which the log keeps records; is engage load"
+                " running?",
                 self.seconds,
-                self._config.lag_percent,
             )
         elif self._was_overdue and not overdue:
             _log.warning("events are accepted again: the storage has caught up with the log")

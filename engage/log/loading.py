@@ -33,7 +33,7 @@ from engage.log.gaps import gap_record
 from engage.log.letters import letter_of_damage
 from engage.log.retries import Retries, Stopped
 from engage.log.writing import Damage, Unpacked, Writer
-from engage.monitoring.throttle import Throttle
+from engage.monitoring.sampler import Throttle
 from engage.people.tombstones import Tombstones
 from engage.pipeline.conflicts import Conflicts
 from engage.pipeline.decode import text_too_deep
@@ -157,12 +157,12 @@ class Loader:
 
     async def run(self) -> None:
         """Load until :meth:`stop` is called, or until the range ends."""
-        wanted = self._range
+        bounds = self._range
         self._metrics.paused(0)
         reader = (
             self._log.reader(self._config.group)
-            if wanted is None
-            else self._log.reader(wanted.group, since=wanted.since)
+            if bounds is None
+            else self._log.reader(bounds.group, since=bounds.since)
         )
         try:
             await self.log_calls.call(reader.open, wait=self._timeout)
@@ -179,9 +179,9 @@ class Loader:
 
     @property
     def _at_end(self) -> bool:
-        wanted = self._range
-        return wanted is not None and all(
-            self.reached.get(partition, 0) >= end for partition, end in wanted.ends.items()
+        bounds = self._range
+        return bounds is not None and all(
+            self.reached.get(partition, 0) >= end for partition, end in bounds.ends.items()
         )
 
     async def _turn(self, reader: LogReader) -> None:
@@ -282,13 +282,13 @@ class Loader:
                     item = _weighed(item)
             items.append((read, item))
         if skipped:
-            self._metrics.loaded("skipped", skipped)
+            self._metrics.count("loaded_records", "skipped", by=skipped)
         return items
 
     def _is_beyond(self, read: ReadRecord) -> bool:
         """Return whether a record is after the end of the range."""
-        wanted = self._range
-        if wanted is None or read.offset < wanted.ends.get(read.partition, 0):
+        bounds = self._range
+        if bounds is None or read.offset < bounds.ends.get(read.partition, 0):
             return False
         self.reached[read.partition] = read.offset
         return True

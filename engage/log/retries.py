@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 from engage.api import StorageError
-from engage.monitoring.throttle import Throttle
+from engage.monitoring.sampler import Throttle
 
 __all__ = ["Retries", "Stopped"]
 

@@ -98,7 +98,7 @@ class Writer:
         """
         async with within(self._ingest.timeout):
             await self._tombstones.refresh()
-        received, items = len(items), [one for one in items if not self._is_erased(one[1])]
+        received, items = len(items), [item for item in items if not self._is_erased(item[1])]
         events = [(read, item) for read, item in items if isinstance(item, Event)]
         letters = [(read, item) for read, item in items if isinstance(item, DeadLetter)]
         own = [(read, item.letter) for read, item in items if isinstance(item, Damage)]
@@ -112,20 +112,20 @@ class Writer:
                 counts[became] += 1
                 if problem is not None:
                     own.append((read, _letter(read, event, problem)))
-        await self._append_dead([(*one, record_of(one[1])) for one in own])
+        await self._append_dead([(*item, record_of(item[1])) for item in own])
         kept = await self._ingest.put([letter for _, letter in (*own, *letters)])
-        for (_, letter), there in zip((*own, *letters), kept, strict=True):
-            if not there:
+        for (_, letter), is_kept in zip((*own, *letters), kept, strict=True):
+            if not is_kept:
                 self._ingest.dropped(letter)
-        for (_, letter), there in zip(own, kept, strict=False):
-            if there:
+        for (_, letter), is_kept in zip(own, kept, strict=False):
+            if is_kept:
                 self._metrics.count("dead_letters", letter.reason)
         # A delivery of a provider was acknowledged; a refused item of a client was not.
         await self._append_dead(
             [
                 (read, letter, read.record)
-                for (read, letter), there in zip(letters, kept[len(own) :], strict=True)
-                if not there and letter.budget != "api"
+                for (read, letter), is_kept in zip(letters, kept[len(own) :], strict=True)
+                if not is_kept and letter.budget != "api"
             ]
         )
         self._count(counts)
@@ -219,7 +219,7 @@ class Writer:
     def _count(self, counts: collections.Counter[str] | dict[str, int]) -> None:
         for outcome, count in counts.items():
             if count:
-                self._metrics.loaded(outcome, count)
+                self._metrics.count("loaded_records", outcome, by=count)
 
 
 def _letter(read: ReadRecord, event: Event, problem: Conflict | ApiError) -> DeadLetter:

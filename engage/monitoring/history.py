@@ -24,16 +24,20 @@ name of the counter   labels
 
 from __future__ import annotations
 
+import asyncio
 import collections
+import contextlib
 import itertools
+import logging
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
 import engage
-from engage.api import DAY_MS, Count
+from engage.api import DAY_MS, Count, StorageError
 from engage.monitoring.metrics import EVENT_ROUTES
+from engage.monitoring.sampler import REFUSED_RECORD
 from engage.store.facade import Storage
 
 if TYPE_CHECKING:
@@ -57,7 +61,13 @@ __all__ = [
     "WEBHOOKS",
     "WRITES",
     "History",
+    "Values",
+    "difference",
+    "expire_history",
+    "record_periodically",
 ]
+
+_log = logging.getLogger(__name__)
 
 EVENTS: Final = "events"
 REFUSED: Final = "refused"
@@ -90,9 +100,18 @@ MAX_ROWS: Final = 1000
 #: Minutes that are kept in memory while the store cannot be written.
 MAX_UNWRITTEN: Final = 60
 
-#: Workspace id, name, labels.
-_Name = tuple[str, str, tuple[str, ...]]
-_Values = dict[_Name, int]
+#: Seconds between two writes of the history. A process that is killed loses at most these.
+WRITE_SECONDS: Final = 5.0
+#: Seconds between two looks at the clock and at the refused requests.
+TURN_SECONDS: Final = 1.0
+#: Seconds for the last write of a process that stops.
+LAST_SECONDS: Final = 1.0
+#: Seconds between two expirations, and the rows that one step deletes.
+EXPIRE_SECONDS: Final = 600.0
+EXPIRE_ROWS: Final = 2000
+
+#: (Workspace id, name, labels) → number.
+Values = dict[tuple[str, str, tuple[str, ...]], int]
 
 
 class History:
@@ -111,60 +130,63 @@ class History:
         self._series = self.process
         #: Milliseconds since 1970 UTC: when :meth:`turn` was called last.
         self.now = time.time_ns() // 1_000_000
-        self._minute = 0
-        self._hour = 0
-        self._day = 0
-        # The numbers of the table at the start of the minute.
-        self._before: _Values = {}
-        self._in_hour: _Values = {}
-        self._in_day: _Values = {}
-        # What the store had of this day at its last write, and at the last read of the quotas.
-        self._day_written: _Values = {}
-        self._day_read: _Values = {}
+        #: What :meth:`stored` was when the day began.
+        self.day_began: Values = {}
+        #: What :meth:`stored` was at the last write, or when the day began; ``None`` after a write
+        #: that failed, because the store may have more.
+        self.written: Values | None = {}
+        # Step → its start.
+        self._starts = dict.fromkeys((MINUTE, HOUR, DAY), 0)
+        # The numbers of the table at the start of the minute, and what the hour had by then.
+        self._before: Values = {}
+        self._in_hour: Values = {}
         # Id, step, its start → its values, oldest first; those of the current steps are not here.
-        self._unwritten: dict[tuple[str, int, int], _Values] = {}
-        self._written: dict[tuple[str, int, int], _Values] = {}
+        self._unwritten: dict[tuple[str, int, int], Values] = {}
+        # The same of the current steps, as they were written last.
+        self._current: dict[tuple[str, int, int], Values] = {}
 
     def turn(self, now: int) -> None:
         """Begin a new minute, hour and day, if the time has come.
 
         :param now: milliseconds since 1970 UTC.
         """
-        minute = now - now % (MINUTE * 1000)
-        hour = now - now % (HOUR * 1000)
-        day = now - now % DAY_MS
-        if self._minute == 0:
-            self._minute, self._hour, self._day = minute, hour, day
         self.now = now
-        if minute == self._minute:
+        starts = {step: now - now % (step * 1000) for step in self._starts}
+        before = self._starts if any(self._starts.values()) else starts
+        self._starts = starts
+        if starts == before:
             return
-        set_back = minute < self._minute
-        self._in_day = self._today()
-        values = self._take()
-        self._keep(MINUTE, self._minute, values)
-        _add(self._in_hour, values)
-        if hour != self._hour or set_back:
-            self._keep(HOUR, self._hour, self._in_hour)
-            self._in_hour = {}
-        if day != self._day or set_back:
-            self._keep(DAY, self._day, self._in_day)
-            self._in_day, self._day_written, self._day_read = {}, {}, {}
+        set_back = starts[MINUTE] < before[MINUTE]
+        values = self._values()
+        self._in_hour = values[HOUR]
+        for step, at in before.items():
+            if at != starts[step] or set_back:
+                self._unwritten[self._series, step, at] = values[step]
+                if step == HOUR:
+                    self._in_hour = {}
+                elif step == DAY:
+                    self.day_began = self.stored()
+        while len(self._unwritten) > MAX_UNWRITTEN:
+            del self._unwritten[next(iter(self._unwritten))]
+        if starts[DAY] != before[DAY]:
+            self.written = self.day_began
         if set_back:
             self._series = f"{self.process}-{now}"
-        self._minute, self._hour, self._day = minute, hour, day
+        self._before = self._totals()
+        for counts in self.metrics.minute.values():
+            counts.clear()
+        self.metrics.longest_queue = 0
 
     async def write_to(self, store: Storage) -> None:
         """Write the numbers that have changed since the last call.
 
         :raises StorageUnavailable: if it could not be written; the next call tries again.
         """
-        current = self._values()
-        hour = dict(self._in_hour)
-        _add(hour, current)
-        steps = dict(self._unwritten)
-        steps[self._series, MINUTE, self._minute] = current
-        steps[self._series, HOUR, self._hour] = hour
-        steps[self._series, DAY, self._day] = today = self._today()
+        stored, self.written = self.stored(), None
+        current = {
+            (self._series, step, self._starts[step]): values
+            for step, values in self._values().items()
+        }
         counts = [
             Count(
                 step=step,
@@ -175,67 +197,49 @@ class History:
                 labels=labels,
                 value=value,
             )
-            for (process, step, at), values in steps.items()
+            for (process, step, at), values in {**self._unwritten, **current}.items()
             for (workspace_id, name, labels), value in values.items()
-            if self._written.get((process, step, at), {}).get((workspace_id, name, labels)) != value
+            if self._current.get((process, step, at), {}).get((workspace_id, name, labels)) != value
         ]
         for start in range(0, len(counts), MAX_ROWS):
             await store.put_counts(counts[start : start + MAX_ROWS])
         self._unwritten.clear()
-        self._written = {
-            (self._series, MINUTE, self._minute): current,
-            (self._series, HOUR, self._hour): hour,
-            (self._series, DAY, self._day): today,
-        }
-        self._day_written = today
+        self._current, self.written = current, stored
 
-    def note_read(self) -> None:
-        """Note that the sums of the day were read: what was written before is in them."""
-        self._day_read = self._day_written
-
-    def unread(self) -> Mapping[tuple[str, str, str], int]:
-        """Return what was stored today and was not in the sums that were read last.
-
-        :return: (workspace, :data:`STORED` or :data:`STORED_BYTES`, write key id) → the number.
-        """
-        before = self._day_read
+    def stored(self) -> Values:
+        """Return what this process has stored since it started, by workspace and write key."""
         return {
-            (workspace_id, name, labels[0]): value - before.get((workspace_id, name, labels), 0)
-            for (workspace_id, name, labels), value in self._today().items()
+            (workspace_id, name, (key_id,)): number
+            for (workspace_id, key_id), numbers in self.metrics.stored_by_key.items()
+            for name, number in zip((STORED, STORED_BYTES), numbers, strict=True)
         }
 
-    def _today(self) -> _Values:
-        """Return what was stored today."""
-        metrics = self.metrics
-        metrics.fold()
-        values = collections.Counter(self._in_day)
-        for (workspace_id, key_id, _, outcome), count in metrics.minute["events"].items():
-            if key_id and outcome == "stored":
-                values[workspace_id, STORED, (key_id,)] += count
-        for (workspace_id, key_id), size in metrics.stored_bytes.items():
-            values[workspace_id, STORED_BYTES, (key_id,)] += size
-        return values
+    def _values(self) -> dict[int, Values]:
+        """Return the values of the current minute, hour and day."""
+        minute = self._in_minute()
+        hour = dict(self._in_hour)
+        for name, value in minute.items():
+            before = hour.get(name, 0)
+            hour[name] = max(before, value) if name[1] in (QUEUE, UP) else before + value
+        return {MINUTE: minute, HOUR: hour, DAY: difference(self.stored(), self.day_began)}
 
-    def _values(self) -> _Values:
+    def _in_minute(self) -> Values:
         """Return the values of the current minute."""
         metrics = self.metrics
-        metrics.fold()
-        values: _Values = {("", UP, (engage.__version__,)): 1}
+        values: Values = {("", UP, (engage.__version__,)): 1}
         for (workspace_id, *labels), count in metrics.minute["events"].items():
             values[workspace_id, EVENTS, tuple(labels)] = count
         for (workspace_id, key_id, *labels), count in metrics.minute["refused_requests"].items():
             values[workspace_id, REFUSED, (key_id or UNKNOWN_KEY, *labels)] = count
-        for name, total in self._totals().items():
-            if count := total - self._before.get(name, 0):
-                values[name] = count
+        values.update(difference(self._totals(), self._before))
         if metrics.longest_queue:
             values["", QUEUE, ()] = metrics.longest_queue
         return dict(itertools.islice(values.items(), MAX_COUNTERS))
 
-    def _totals(self) -> _Values:
+    def _totals(self) -> Values:
         """Return the numbers of the table since the start of the process."""
         metrics = self.metrics
-        totals: _Values = collections.Counter()
+        totals: Values = collections.Counter()
         for (provider, outcome), count in metrics.numbers["webhook_deliveries"].items():
             totals["", WEBHOOKS, (str(provider), str(outcome))] = int(count)
         histograms = [
@@ -253,25 +257,74 @@ class History:
                 totals["", name, (bound,)] += count
         return totals
 
-    def _take(self) -> _Values:
-        """Return the values of the current minute, and begin again at 0."""
-        values = self._values()
-        self._before = self._totals()
-        for counts in self.metrics.minute.values():
-            counts.clear()
-        self.metrics.stored_bytes.clear()
-        self.metrics.longest_queue = 0
-        return values
 
-    def _keep(self, step: int, at: int, values: _Values) -> None:
-        self._unwritten[self._series, step, at] = values
-        while len(self._unwritten) > MAX_UNWRITTEN:
-            del self._unwritten[next(iter(self._unwritten))]
+def difference(values: Values, before: Values) -> Values:
+    """Return by how much values have grown, of those that have."""
+    grown = ((name, value - before.get(name, 0)) for name, value in values.items())
+    return {name: value for name, value in grown if value}
 
 
-def _add(total: _Values, values: _Values) -> None:
-    for name, value in values.items():
-        if name[1] in (QUEUE, UP):
-            total[name] = max(total.get(name, 0), value)
-        else:
-            total[name] = total.get(name, 0) + value
+async def record_periodically(
+    store: Storage,
+    history: History,
+    clock: Callable[[], int],
+    look: Callable[[History], Awaitable[None]] | None = None,
+) -> None:
+    """Write the history every five seconds, and the refused requests every second if there are any.
+
+    It runs until it is cancelled, and then writes once more. An error of the storage is not logged:
+    what could not be written is written later, and the storage reports its state elsewhere.
+
+    :param clock: returns milliseconds since 1970 UTC.
+    :param look: called every second, never while the history is written.
+    """
+    refusals = history.metrics.refusals
+    written = 0
+    since_write = 0.0
+    try:
+        while True:
+            now = clock()
+            minute = history.now // (MINUTE * 1000)
+            history.turn(now)
+            if (changes := refusals.changes) != written:
+                with contextlib.suppress(StorageError):
+                    await store.put_record(refusals.record(history.process, now))
+                    written = changes
+            if since_write >= WRITE_SECONDS or now // (MINUTE * 1000) != minute:
+                since_write = 0.0
+                with contextlib.suppress(StorageError):
+                    await history.write_to(store)
+            if look is not None:
+                await look(history)
+            # At the end of a minute, so that nothing is counted in the wrong one.
+            pause = min(TURN_SECONDS, (MINUTE * 1000 - clock() % (MINUTE * 1000) + 1) / 1000)
+            since_write += pause
+            await asyncio.sleep(pause)
+    except asyncio.CancelledError:
+        history.turn(clock())
+        try:
+            async with asyncio.timeout(LAST_SECONDS):
+                await history.write_to(store)
+        except (StorageError, TimeoutError):
+            _log.debug("the last seconds of the history could not be written")
+        raise
+
+
+async def expire_history(store: Storage, clock: Callable[[], int]) -> None:
+    """Delete what is too old every ten minutes, until cancelled.
+
+    These are the counters, and the refused requests of processes that had none for a day.
+
+    :param clock: returns milliseconds since 1970 UTC.
+    """
+    while True:
+        now = clock()
+        try:
+            for step, kept in ((MINUTE, MINUTES_KEPT), (HOUR, HOURS_KEPT), (DAY, MINUTES_KEPT)):
+                deleted = EXPIRE_ROWS
+                while deleted == EXPIRE_ROWS:
+                    deleted = await store.expire_counts(step, now - kept, limit=EXPIRE_ROWS)
+            await store.expire_records(REFUSED_RECORD, now - DAY_MS, limit=EXPIRE_ROWS)
+        except StorageError as error:
+            _log.debug("the history could not be expired: %s", error)
+        await asyncio.sleep(EXPIRE_SECONDS)

@@ -7,6 +7,10 @@ payload, a path or a query (the query of a beacon contains its write key).
 There may be ten thousand requests a second, so their lines bypass most of :mod:`logging`:
 :func:`log_request` passes them to the handler of the logger ``engage.access``, which collects them
 and writes many at once, at most :data:`FLUSH_SECONDS` later and always before any other line.
+
+A thread that writes, such as that of :class:`logging.handlers.QueueListener`, would only replace
+asking whether a write would block. Its queue would need the same bound and the same count of
+dropped lines, requests would still have to be collected, and its end would need a time limit.
 """
 
 from __future__ import annotations
@@ -14,11 +18,11 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import functools
 import logging
 import select
 import sys
 import time
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import orjson
@@ -44,6 +48,8 @@ _access = logging.getLogger(ACCESS)
 _RECORD_FIELDS = frozenset(
     {*vars(logging.LogRecord("", 0, "", 0, "", (), None)), "message", "asctime", "taskName"}
 )
+#: The line that says how many were dropped.
+_LOST: Final = {"name": __name__, "levelname": "WARNING", "msg": "lines of the log were dropped"}
 
 
 def configure(
@@ -65,8 +71,7 @@ def configure(
     """
     stream = sys.stderr if stream is None else stream
     as_text = style == "text" or (style == "auto" and stream.isatty())
-    handler = _Handler(stream, as_text)
-    handler.setFormatter((_Text if as_text else _Json)(secrets, process))
+    handler = _Handler(stream, _Lines(as_text, secrets, process))
     root = logging.getLogger()
     for old in (*root.handlers, *_access.handlers):
         if isinstance(old, _Handler):
@@ -84,8 +89,8 @@ def configure(
 def mask(secrets: Iterable[str]) -> None:
     """Also mask these strings wherever they occur in a line, until the next :func:`configure`."""
     for handler in _access.handlers:
-        if isinstance(handler, _Handler) and isinstance(handler.formatter, _Formatter):
-            handler.formatter.mask(secrets)
+        if isinstance(handler, _Handler):
+            handler.lines.mask(secrets)
 
 
 def flush() -> None:
@@ -146,13 +151,28 @@ def log_request(
     _access.info("request", extra=fields)  # Logging is not configured, as in tests.
 
 
+@functools.lru_cache(1)
+def _second(seconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+
+
 def _now(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
+    return f"{_second(int(seconds))}.{int(seconds % 1 * 1000):03d}Z"
 
 
-class _Formatter(logging.Formatter):
-    def __init__(self, secrets: Iterable[str], process: str) -> None:
+def _clock(seconds: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(seconds))
+
+
+class _Lines(logging.Formatter):
+    """Makes lines of text, or lines that are JSON objects.
+
+    As text, the lines of an exception follow its own.
+    """
+
+    def __init__(self, as_text: bool, secrets: Iterable[str], process: str) -> None:
         super().__init__()
+        self._as_text = as_text
         self._process = process
         self._secrets: list[str] = []
         self.mask(secrets)
@@ -169,65 +189,64 @@ class _Formatter(logging.Formatter):
             text = text.replace(secret, "***")
         return text
 
-    @staticmethod
-    def _extra(record: logging.LogRecord) -> dict[str, Any]:
-        return {name: value for name, value in vars(record).items() if name not in _RECORD_FIELDS}
-
-
-class _Json(_Formatter):
-    """Formats a record as a JSON object in one line."""
-
     def format(self, record: logging.LogRecord) -> str:
+        level = record.levelname.lower()
+        parts = {"message": record.getMessage()}
+        parts |= {name: value for name, value in vars(record).items() if name not in _RECORD_FIELDS}
+        if record.exc_info and record.exc_info[0] is not None:
+            parts["exception"] = self.formatException(record.exc_info)
+        if self._as_text:
+            who = f"{self._process}: " if self._process else ""
+            message, error = parts.pop("message"), parts.pop("exception", None)
+            extra = "".join(f" {name}={value}" for name, value in parts.items())
+            line = f"{_clock(record.created)} {level:<7} {who}{message}{extra}"
+            return self._masked(line if error is None else f"{line}\n{error}")
         fields: dict[str, Any] = {
             "time": _now(record.created),
-            "level": record.levelname.lower(),
+            "level": level,
             "logger": record.name,
             **({"process": self._process} if self._process else {}),
-            "message": self._masked(record.getMessage()),
         }
-        for name, value in self._extra(record).items():
+        for name, value in parts.items():
             fields[name] = self._masked(value) if isinstance(value, str) else value
-        if record.exc_info and record.exc_info[0] is not None:
-            fields["exception"] = self._masked(self.formatException(record.exc_info))
         return orjson.dumps(fields, default=repr, option=orjson.OPT_NON_STR_KEYS).decode()
 
-
-class _Text(_Formatter):
-    """Formats a record as text in one line. The lines of an exception follow it."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        when = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S")
-        extra = "".join(f" {name}={value}" for name, value in self._extra(record).items())
-        who = f"{self._process}: " if self._process else ""
-        line = f"{when} {record.levelname.lower():<7} {who}{record.getMessage()}{extra}"
-        if record.exc_info and record.exc_info[0] is not None:
-            line += "\n" + self.formatException(record.exc_info)
-        return self._masked(line)
+    def request(self, fields: Mapping[str, Any]) -> str:
+        """Make the line of a request."""
+        now = time.time()
+        if not self._as_text:
+            fields = {"time": _now(now), "level": "info", "message": "request", **fields}
+            return orjson.dumps(fields, default=repr).decode()
+        names = ("route", "provider", "type", "outcome", "status", "code")
+        what = " ".join(str(fields[name]) for name in names if name in fields)
+        events = f" {fields['events']} events" if "events" in fields else ""
+        who = "/".join(fields[name] for name in ("workspace", "writeKeyId") if name in fields)
+        return (
+            f"{_clock(now)} {fields['method']:<4} {what}{events} {fields['ms']:.2f} ms"
+            f" {who or '-'} {fields['requestId']}"
+        )
 
 
 def _pieces(lines: Iterable[str]) -> Iterator[str]:
     """Join lines to pieces that a pipe accepts whole, so that lines of workers are not mixed."""
-    piece: list[str] = []
-    size = 0
+    piece, size = "", 0
     for line in lines:
-        length = len(line.encode()) + 1
+        length = len(line.encode())
         if piece and size + length > _PIECE:
-            yield "\n".join([*piece, ""])
-            piece, size = [], 0
-        piece.append(line)
+            yield piece
+            piece, size = "", 0
+        piece += line
         size += length
     if piece:
-        yield "\n".join([*piece, ""])
+        yield piece
 
 
 def _pollable(stream: TextIO) -> select.poll | None:
     """Return an object that reports whether a write would block, or ``None`` if none ever does."""
-    if not hasattr(select, "poll"):
-        return None
     try:
         poll = select.poll()
         poll.register(stream.fileno(), select.POLLOUT)
-    except (OSError, ValueError, AttributeError):  # The stream is not a file, but in memory.
+    except (OSError, ValueError, AttributeError):  # Windows, or a stream in memory.
         return None
     return poll
 
@@ -239,18 +258,16 @@ class _Handler(logging.StreamHandler[TextIO]):
     for it instead, up to :data:`BACKLOG_SIZE`.
     """
 
-    def __init__(self, stream: TextIO, as_text: bool) -> None:
+    def __init__(self, stream: TextIO, lines: _Lines) -> None:
         super().__init__(stream)
-        self._as_text = as_text
+        self.lines = self.formatter = lines
         self._poll = _pollable(stream)
         #: Pieces that could not be written yet, and their size in characters.
         self._backlog: collections.deque[str] = collections.deque()
         self._backlog_size = 0
         self._dropped = 0
-        self._lines: list[str] = []
+        self._requests: list[str] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._second = 0
-        self._clock = ""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -258,51 +275,26 @@ class _Handler(logging.StreamHandler[TextIO]):
         except Exception:
             self.handleError(record)
             return
-        self._enqueue_lines()
-        self._enqueue(line + "\n")
-        self._send()
+        self._send(line + "\n")
 
-    def request(self, fields: dict[str, Any]) -> None:
+    def request(self, fields: Mapping[str, Any]) -> None:
         """Collect the line of a request, to be written soon."""
-        now = time.time()
-        if self._as_text:
-            self._lines.append(self._text(now, fields))
-        else:
-            self._lines.append(
-                orjson.dumps(
-                    {"time": self._time(now), "level": "info", "message": "request", **fields},
-                    default=repr,
-                ).decode()
-            )
-        if len(self._lines) >= FLUSH_LINES:
+        self._requests.append(self.lines.request(fields) + "\n")
+        if len(self._requests) >= FLUSH_LINES or not self._schedule_flush():
             self.flush()
-        elif self._timer is None:
-            self._schedule_flush()
-            if self._timer is None:  # No event loop.
-                self.flush()
 
     def flush(self) -> None:
         with self.lock or contextlib.nullcontext():
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-            self._enqueue_lines()
             self._send()
 
-    def _enqueue_lines(self) -> None:
-        lines, self._lines = self._lines, []
-        for piece in _pieces(lines):
+    def _send(self, *line: str) -> None:
+        """Write the collected lines, then this one: what can be written now."""
+        requests, self._requests = self._requests, []
+        for piece in (*_pieces(requests), *line):
             self._enqueue(piece)
-
-    def _enqueue(self, piece: str) -> None:
-        if self._backlog_size > BACKLOG_SIZE:
-            self._dropped += piece.count("\n")
-            return
-        self._backlog.append(piece)
-        self._backlog_size += len(piece)
-
-    def _send(self) -> None:
-        """Write what can be written now, and schedule the rest."""
         backlog = self._backlog
         # A closed standard error must not make requests fail.
         with contextlib.suppress(OSError, ValueError):
@@ -312,41 +304,22 @@ class _Handler(logging.StreamHandler[TextIO]):
                 self.stream.write(piece)
                 self.stream.flush()
                 if self._dropped and not backlog:
-                    count, self._dropped = self._dropped, 0
-                    self._enqueue(self._dropped_line(count))
+                    record = logging.makeLogRecord({**_LOST, "lines": self._dropped})
+                    self._dropped = 0
+                    self._enqueue(self.format(record) + "\n")
         if backlog:
             self._schedule_flush()
 
-    def _schedule_flush(self) -> None:
+    def _enqueue(self, piece: str) -> None:
+        if self._backlog_size > BACKLOG_SIZE:
+            self._dropped += piece.count("\n")
+            return
+        self._backlog.append(piece)
+        self._backlog_size += len(piece)
+
+    def _schedule_flush(self) -> bool:
+        """Write what waits soon; return whether there is an event loop that will."""
         if self._timer is None:
             with contextlib.suppress(RuntimeError):
                 self._timer = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self.flush)
-
-    def _dropped_line(self, count: int) -> str:
-        record = logging.LogRecord(
-            __name__, logging.WARNING, "", 0, "lines of the log were dropped", (), None
-        )
-        record.lines = count
-        return self.format(record) + "\n"
-
-    def _time(self, now: float) -> str:
-        second = int(now)
-        if second != self._second:
-            self._second, self._clock = second, _now(second)[:-4]
-        return f"{self._clock}{int((now - second) * 1000):03d}Z"
-
-    @staticmethod
-    def _text(now: float, fields: dict[str, Any]) -> str:
-        when = datetime.fromtimestamp(now).astimezone().strftime("%H:%M:%S")
-        who = fields.get("workspace", "-")
-        if "writeKeyId" in fields:
-            who = f"{who}/{fields['writeKeyId']}"
-        code = f" {fields['code']}" if "code" in fields else ""
-        events = f" {fields['events']} events" if "events" in fields else ""
-        more = "".join(
-            f" {fields[name]}" for name in ("provider", "type", "outcome") if name in fields
-        )
-        return (
-            f"{when} {fields['method']:<4} {fields['route']}{more} {fields['status']}{code}{events}"
-            f" {fields['ms']:.2f} ms {who} {fields['requestId']}"
-        )
+        return self._timer is not None

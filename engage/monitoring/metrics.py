@@ -18,12 +18,10 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import engage
 from engage.api import EVENT_TYPES
-from engage.monitoring.refusals import Refusals
+from engage.monitoring.sampler import Refusal, Refusals
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
-
-    from engage.monitoring.refusals import Refusal
 
 __all__ = [
     "EVENT_ROUTES",
@@ -54,7 +52,7 @@ EVENT_ROUTES: Final = frozenset({*EVENT_TYPES, "batch", "beacon", "webhook"})
 DROPPED: Final = (
     *("dead_letter", "conflict", "observer_batch", "profile_change", "connection", "accept"),
 )
-#: The outcomes of a record that a loader reads.
+#: The outcomes of a record that a loader reads; ``letter`` is a dead letter of a server.
 LOAD_OUTCOMES: Final = (
     *("stored", "duplicate", "conflict", "refused", "damaged", "letter", "skipped", "erased"),
 )
@@ -69,100 +67,89 @@ class Family:
 
     #: In Prometheus after ``engage_``.
     name: str
-    kind: Literal["counter", "gauge", "histogram"]
     text: str
     labels: tuple[str, ...] = ()
     #: Of a histogram.
     buckets: tuple[float, ...] = ()
+    #: Whether it is neither a histogram nor a counter.
+    gauge: bool = False
     #: Whether a gauge is added up over the processes, and begins at 0. Of others the latest value
     #: counts: all processes read the same number.
     summed: bool = False
     #: ``log`` and ``loader``: shown as soon as a number of that part is counted.
     part: Literal["server", "log", "loader"] = "server"
 
+    @property
+    def kind(self) -> str:
+        """The type of the numbers in Prometheus."""
+        return "histogram" if self.buckets else "gauge" if self.gauge else "counter"
+
 
 FAMILIES: Final = (
-    Family("requests", "counter", "Answered requests", ("route", "status")),
+    Family("requests", "Answered requests", ("route", "status")),
     Family(
         "request_seconds",
-        "histogram",
         "Time from the request to its answer, by the class of its status",
         ("route", "status"),
-        buckets=REQUEST_BUCKETS,
+        REQUEST_BUCKETS,
     ),
-    Family("events", "counter", "Events by their outcome", ("type", "outcome")),
-    Family(
-        "write_seconds", "histogram", "Duration of one write to the storage", buckets=WRITE_BUCKETS
-    ),
-    Family("write_events", "histogram", "Events of one write", buckets=SIZE_BUCKETS),
-    Family("queue_events", "gauge", "Events that wait for the storage", summed=True),
-    Family("storage_errors", "counter", "Calls of the storage that failed"),
-    Family("dead_letters", "counter", "Refused events that were kept", ("reason",)),
+    Family("events", "Events by their outcome", ("type", "outcome")),
+    Family("write_seconds", "Duration of one write to the storage", buckets=WRITE_BUCKETS),
+    Family("write_events", "Events of one write", buckets=SIZE_BUCKETS),
+    Family("queue_events", "Events that wait for the storage", gauge=True, summed=True),
+    Family("storage_errors", "Calls of the storage that failed"),
+    Family("dead_letters", "Refused events that were kept", ("reason",)),
     Family(
         "refused_requests",
-        "counter",
         "Requests that were refused as a whole, of which no dead letter exists",
         ("reason",),
     ),
-    Family(
-        "webhook_deliveries", "counter", "Deliveries of webhook providers", ("provider", "outcome")
-    ),
-    Family("dropped", "counter", "Data dropped to stay within a limit", ("what",)),
-    Family("build_info", "gauge", "Always 1; the label is the version of engage", ("version",)),
+    Family("webhook_deliveries", "Deliveries of webhook providers", ("provider", "outcome")),
+    Family("dropped", "Data dropped to stay within a limit", ("what",)),
+    Family("build_info", "Always 1; the label is the version of engage", ("version",), gauge=True),
     Family(
         "process_restarts",
-        "gauge",
         "Processes that were started again since the server started",
         ("process",),
+        gauge=True,
     ),
     Family(
         "last_backup_timestamp_seconds",
-        "gauge",
         "State that the last backup has, in seconds since 1970; 0 if there is none",
+        gauge=True,
     ),
     Family(
         "quota_used_ratio",
-        "gauge",
         "Part of its quota of the day that the fullest key or workspace has used",
+        gauge=True,
     ),
     Family(
         "dead_letter_budget_used_ratio",
-        "gauge",
         "Part of a budget of dead letters that is used, of the fullest workspace",
         ("budget",),
+        gauge=True,
     ),
     Family(
         "log_append_seconds",
-        "histogram",
         "Duration of one call that appended events to the log",
         buckets=WRITE_BUCKETS,
         part="log",
     ),
     Family(
         "log_append_events",
-        "histogram",
         "Events of one call that appended to the log",
         buckets=SIZE_BUCKETS,
         part="log",
     ),
-    Family("log_errors", "counter", "Calls of the log that failed", part="log"),
+    Family("log_errors", "Calls of the log that failed", part="log"),
+    Family("loaded_records", "Records of the log by their outcome", ("outcome",), part="loader"),
     Family(
-        "loaded_records",
-        "counter",
-        "Records of the log by their outcome",
-        ("outcome",),
-        part="loader",
-    ),
-    Family(
-        "log_gap_records",
-        "counter",
-        "Records that the log deleted before they were loaded",
-        part="loader",
+        "log_gap_records", "Records that the log deleted before they were loaded", part="loader"
     ),
     Family(
         "log_paused_partitions",
-        "gauge",
         "Partitions that are not loaded because of a record of an unknown version",
+        gauge=True,
         summed=True,
         part="loader",
     ),
@@ -198,9 +185,7 @@ class Metrics:
         self.numbers: dict[str, collections.defaultdict[Labels, float]] = {
             family.name: collections.defaultdict(
                 int,
-                {(): 0}
-                if not family.labels and (family.summed or family.kind == "counter")
-                else {},
+                {} if family.labels or (family.gauge and not family.summed) else {(): 0},
             )
             for family in FAMILIES
             if not family.buckets
@@ -213,28 +198,22 @@ class Metrics:
             if family.buckets
         }
         #: Events and refused requests of this minute, by workspace, write key and two more labels.
-        self.minute = {"events": _by_key(), "refused_requests": _by_key()}
-        #: The bytes of the events that were stored in this minute, by workspace and write key.
-        self.stored_bytes: collections.defaultdict[tuple[str, str], int]
-        self.stored_bytes = collections.defaultdict(int)
+        self.minute = {
+            name: collections.Counter[tuple[str, str, str, str]]()
+            for name in ("events", "refused_requests")
+        }
+        #: Workspace and write key → the events that were stored, and their bytes.
+        self.stored_by_key: collections.defaultdict[tuple[str, str], list[int]]
+        self.stored_by_key = collections.defaultdict(lambda: [0, 0])
         #: The latest requests that were refused.
         self.refusals = Refusals()
         #: The most events that waited since it was last set to 0.
         self.longest_queue = 0
         self._parts = {"server"}
         self._own: dict[str, Family] = {}
-        # The same since :meth:`fold`: there may be thousands of keys, and Prometheus reads often.
-        self._recent = {"events": _by_key(), "refused_requests": _by_key()}
         # Counted for each request.
         self._requests = self.numbers["requests"]
-        # Route and status → the histogram of its class.
-        self._durations: dict[tuple[str, int], Histogram] = {}
-        self._events = self._recent["events"]
-        self._write_seconds = self.histograms["write_seconds"][()]
-        self._write_events = self.histograms["write_events"][()]
-        self._append_seconds = self.histograms["log_append_seconds"][()]
-        self._append_events = self.histograms["log_append_events"][()]
-        self._queue = self.numbers["queue_events"]
+        self._events, self._minute = self.numbers["events"], self.minute["events"]
 
     # ------------------------------------------------------------------------------------ counting
     def begin(self, name: str, labels: Iterable[Labels]) -> None:
@@ -289,12 +268,10 @@ class Metrics:
         :param seconds: from the first byte of the request to the last of the answer.
         """
         self._requests[route, status] += 1
-        durations = self._durations.get((route, status))
-        if durations is None:
-            durations = self._durations[route, status] = self.histograms[
-                "request_seconds"
-            ].setdefault((route, f"{str(status)[0]}xx"), Histogram(REQUEST_BUCKETS))
-        durations.add(seconds)
+        labels, durations = (route, f"{status // 100}xx"), self.histograms["request_seconds"]
+        if labels not in durations:
+            durations[labels] = Histogram(REQUEST_BUCKETS)
+        durations[labels].add(seconds)
 
     def event(
         self,
@@ -314,89 +291,66 @@ class Metrics:
         """
         # Clients choose the name of an unknown type, so the table would have no bound.
         kind = kind if kind in TYPES else "other"
-        self._events[workspace_id, write_key_id or "", kind, outcome] += count
+        self._events[kind, outcome] += count
+        self._minute[workspace_id, write_key_id or "", kind, outcome] += count
 
-    def stored(self, size: int, workspace_id: str, write_key_id: str | None) -> None:
-        """Count the bytes of events that were stored, for the quotas.
+    def stored(self, events: int, size: int, workspace_id: str, write_key_id: str | None) -> None:
+        """Count events that were stored, for the quotas.
 
+        :param size: their bytes.
         :param write_key_id: as in :meth:`event`.
         """
-        if write_key_id is not None and size:
-            self.stored_bytes[workspace_id, write_key_id] += size
+        if write_key_id is not None and events:
+            total = self.stored_by_key[workspace_id, write_key_id]
+            total[0] += events
+            total[1] += size
 
     def refused(self, refusal: Refusal) -> None:
         """Count a request that was refused as a whole."""
         self.refusals.add(refusal, time.time_ns() // 1_000_000)
         labels = (refusal.workspace_id, refusal.write_key_id, refusal.route, refusal.reason)
-        self._recent["refused_requests"][labels] += 1
+        self.minute["refused_requests"][labels] += 1
+        self.numbers["refused_requests"][refusal.reason,] += 1
 
-    def write(self, seconds: float, events: int, waiting: int) -> None:
-        """Count one successful write to the storage.
+    def write(self, seconds: float, events: int, waiting: int, *, to: str = "write") -> None:
+        """Count one successful write of events to the storage.
 
         :param seconds: how long it took.
         :param events: how many events it had.
         :param waiting: how many events wait for the next writes.
+        :param to: ``log_append``: to the log instead; then ``waiting`` are being appended.
         """
-        self._write_seconds.add(seconds)
-        self._write_events.add(events)
-        self._queue[()] = waiting
+        self.histograms[f"{to}_seconds"][()].add(seconds)
+        self.histograms[f"{to}_events"][()].add(events)
+        self.numbers["queue_events"][()] = waiting
         self.longest_queue = max(self.longest_queue, waiting)
-
-    def append(self, seconds: float, events: int, waiting: int) -> None:
-        """Count one successful call that appended events to the log.
-
-        :param seconds: how long it took.
-        :param events: how many events it had.
-        :param waiting: how many events are being appended.
-        """
-        self._append_seconds.add(seconds)
-        self._append_events.add(events)
-        self._queue[()] = waiting
-        self.longest_queue = max(self.longest_queue, waiting)
-
-    def log(self, gauges: Mapping[str, float], texts: Mapping[str, str]) -> None:
-        """Set gauges of the log: those that it reports, and how much of it is not stored yet.
-
-        :param gauges: as in :meth:`storage`.
-        """
-        self._parts.add("log")
-        self._set("log_", gauges, texts)
-
-    def loaded(self, outcome: str, count: int = 1) -> None:
-        """Count records that a loader has read from the log.
-
-        :param outcome: one of :data:`LOAD_OUTCOMES`; ``letter`` is a dead letter of a server.
-        """
-        self.numbers["loaded_records"][outcome,] += count
 
     def paused(self, partitions: int) -> None:
         """Set the number of partitions that this loader cannot read on."""
         if "loader" not in self._parts:
             self._parts.add("loader")
-            for outcome in LOAD_OUTCOMES:
-                self.loaded(outcome, 0)
+            self.begin("loaded_records", ((outcome,) for outcome in LOAD_OUTCOMES))
         self.numbers["log_paused_partitions"][()] = partitions
 
-    def storage(self, gauges: Mapping[str, float], texts: Mapping[str, str]) -> None:
-        """Set the gauges that the storage reports.
+    def report(self, part: str, gauges: Mapping[str, float], texts: Mapping[str, str]) -> None:
+        """Set the gauges that the storage or the log reports.
 
+        :param part: ``storage`` or ``log``.
         :param gauges: name (``wal_bytes``, ``free_bytes`` …; the last word is the unit) → value.
         :param texts: name → what it is.
         """
-        self._set("storage_", gauges, texts)
-
-    def _set(self, prefix: str, gauges: Mapping[str, float], texts: Mapping[str, str]) -> None:
+        self._parts.add(part)
         for gauge, value in gauges.items():
-            name = prefix + gauge
+            name = f"{part}_{gauge}"
             if name not in self._own:
-                self._own[name] = Family(name, "gauge", texts.get(gauge, gauge.replace("_", " ")))
+                text = texts.get(gauge, gauge.replace("_", " "))
+                self._own[name] = Family(name, text, gauge=True)
                 self.numbers[name] = collections.defaultdict(int)
             self.numbers[name][()] = value
 
     # ------------------------------------------------------------------------------------- reading
     def rows(self) -> Iterator[tuple[Family, tuple[str, ...], float | Histogram]]:
         """Yield family, labels and value of each number for Prometheus."""
-        self.fold()
         for family in (*FAMILIES, *self._own.values()):
             if family.part not in self._parts:
                 continue
@@ -404,16 +358,3 @@ class Metrics:
             table = (self.histograms if family.buckets else self.numbers)[family.name]
             for labels, value in table.items():
                 yield family, tuple(map(str, labels)), value
-
-    def fold(self) -> None:
-        """Add the latest counts by write key to the minute, and without the key to the numbers."""
-        for name, labels_kept in (("events", 2), ("refused_requests", 1)):
-            recent = self._recent[name]
-            for labels, count in recent.items():
-                self.minute[name][labels] += count
-                self.numbers[name][labels[-labels_kept:]] += count
-            recent.clear()
-
-
-def _by_key() -> collections.defaultdict[tuple[str, str, str, str], int]:
-    return collections.defaultdict(int)

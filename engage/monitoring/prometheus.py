@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import math
 import time
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from engage.monitoring.metrics import Histogram
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric
@@ -33,70 +34,63 @@ FLUSH_SECONDS: Final = 0.1
 
 def registry_of(metrics: Metrics) -> CollectorRegistry:
     """Return a registry that reads a table whenever it is read."""
-    from prometheus_client import CollectorRegistry
-
-    registry = CollectorRegistry()
-    registry.register(_Collector(metrics))
-    return registry
+    return _registry(lambda: _read(metrics))
 
 
 def shared_registry(folder: str) -> CollectorRegistry:
     """Return a registry that reads the sum of the files in the folder that processes share."""
+    return _registry(lambda: _read_shared(folder))
+
+
+@dataclasses.dataclass(eq=False)
+class _Collector:
+    collect: Callable[[], Iterable[Metric]]
+
+
+def _registry(collect: Callable[[], Iterable[Metric]]) -> CollectorRegistry:
     from prometheus_client import CollectorRegistry
 
     registry = CollectorRegistry()
-    registry.register(_SharedCollector(folder))
+    registry.register(_Collector(collect))
     return registry
 
 
-class _SharedCollector:
-    """Reads the files of :class:`SharedNumbers`, for a registry."""
+def _read_shared(folder: str) -> Iterable[Metric]:
+    """Return the sum of the files of :class:`SharedNumbers`.
 
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
+    A file without any byte is left out, which prometheus_client could not read: it is that of a
+    process that starts, or that was killed there.
+    """
+    from prometheus_client.multiprocess import MultiProcessCollector
 
-    def collect(self) -> Iterable[Metric]:
-        """Return the sum of all files.
-
-        A file without any byte is left out, which prometheus_client could not read: it is that of
-        a process that starts, or that was killed there.
-        """
-        from prometheus_client.multiprocess import MultiProcessCollector
-
-        files = []
-        for path in Path(self._folder).glob("*.db"):
-            with contextlib.suppress(FileNotFoundError):  # That of a process that ended.
-                if path.stat().st_size:
-                    files.append(str(path))
-        merged: Iterable[Metric] = MultiProcessCollector.merge(files)  # type: ignore[no-untyped-call]
-        return merged
+    files = []
+    for path in Path(folder).glob("*.db"):
+        with contextlib.suppress(FileNotFoundError):  # That of a process that ended.
+            if path.stat().st_size:
+                files.append(str(path))
+    merged: Iterable[Metric] = MultiProcessCollector.merge(files)  # type: ignore[no-untyped-call]
+    return merged
 
 
-class _Collector:
-    """Reads the table of this process, for a registry."""
+def _read(metrics: Metrics) -> Iterable[Metric]:
+    """Return the numbers of a table."""
+    from prometheus_client.metrics_core import Metric
 
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> Iterable[Metric]:
-        """Return all numbers."""
-        from prometheus_client.metrics_core import Metric
-
-        found: dict[str, Metric] = {}
-        for family, labels, value in self._metrics.rows():
-            name = f"engage_{family.name}"
-            metric = found.setdefault(name, Metric(name, family.text, family.kind))
-            given = dict(zip(family.labels, labels, strict=True))
-            total = 0.0
-            for suffix, bound, number in _samples(family.kind, value):
-                if bound is None:
-                    metric.add_sample(name + suffix, given, number)
-                else:  # A bucket of Prometheus has all observations up to its bound.
-                    total += number
-                    metric.add_sample(name + suffix, {**given, "le": bound}, total)
-            if isinstance(value, Histogram):
-                metric.add_sample(f"{name}_count", given, total)
-        return found.values()
+    found: dict[str, Metric] = {}
+    for family, labels, value in metrics.rows():
+        name = f"engage_{family.name}"
+        metric = found.setdefault(name, Metric(name, family.text, family.kind))
+        given = dict(zip(family.labels, labels, strict=True))
+        total = 0.0
+        for suffix, bound, number in _samples(family.kind, value):
+            if bound is None:
+                metric.add_sample(name + suffix, given, number)
+            else:  # A bucket of Prometheus has all observations up to its bound.
+                total += number
+                metric.add_sample(name + suffix, {**given, "le": bound}, total)
+        if isinstance(value, Histogram):
+            metric.add_sample(f"{name}_count", given, total)
+    return found.values()
 
 
 class SharedNumbers:

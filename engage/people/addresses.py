@@ -32,13 +32,13 @@ def named_addresses(texts: Iterable[str]) -> set[str]:
     :param texts: e-mail addresses and phone numbers.
     :raises EngageError: if one is neither.
     """
-    found = set()
+    addresses = set()
     for text in texts:
         address = _address(text)
         if address is None:
             raise EngageError(f"{text!r} is neither an e-mail address nor a phone number")
-        found.add(address)
-    return found
+        addresses.add(address)
+    return addresses
 
 
 def addresses_in(item: bytes) -> Iterator[str]:

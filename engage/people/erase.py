@@ -92,7 +92,7 @@ class Receipt:
     #: What was received before is erased: milliseconds since 1970 UTC.
     at: int
     #: Whether anything was known of the id.
-    known: bool
+    existed: bool
     counts: Mapping[str, int]
     seconds: float
     #: Whether nothing can be left in the files of the store; see :meth:`Storage.settle`.
@@ -109,13 +109,13 @@ class Receipt:
             "workspace": self.workspace,
             "user": self.user,
             "erasedBefore": render_time(self.at),
-            "known": self.known,
+            "known": self.existed,
             "erased": dict(self.counts),
             "seconds": round(self.seconds, 1),
             "overwritten": self.overwritten,
             "addresses": self.addresses,
             "otherAddresses": self.other_addresses,
-            "otherVisitors": [one.document() for one in self.other_visitors],
+            "otherVisitors": [visitor.document() for visitor in self.other_visitors],
         }
 
 
@@ -178,18 +178,18 @@ async def erase_user(
     exists = await store.profile(workspace_id, user_id) is not None
     workspace = _workspace(config, workspace_id)
     find = functools.partial(person_of, store, workspace, user_id, linked=linked)
-    found = await find(addresses, visitors)
-    taken = found.addresses
-    others = await other_addresses(store, workspace, found)
-    if not await note(found.visitors):
+    earlier = await find(addresses, visitors)
+    taken = earlier.addresses
+    others = await other_addresses(store, workspace, earlier)
+    if not await note(earlier.visitors):
         report("waiting for the requests of this moment", 0)
         await asyncio.sleep(2 * config.storage.write_timeout)
-    later = await find(taken, [name for name in found.visitors if name not in taken])
-    if new := later.visitors.keys() - found.visitors.keys():
+    later = await find(taken, [name for name in earlier.visitors if name not in taken])
+    if new := later.visitors.keys() - earlier.visitors.keys():
         await note(new)
     report("searching visitors", 0)
     left = await other_visitors(store, workspace, later, copies=True)
-    copies = [one.anonymous_id for one in left if one.is_copy]
+    copies = [visitor.anonymous_id for visitor in left if visitor.is_copy]
     if copies:
         await note(copies)
     visitors = dict.fromkeys((*later.visitors, *copies), at)
@@ -200,13 +200,13 @@ async def erase_user(
         workspace=workspace_id,
         user=user,
         at=at,
-        known=exists or any(counts.values()),
+        existed=exists or any(counts.values()),
         counts=counts,
         seconds=time.monotonic() - began,
         overwritten=overwritten,
         addresses=[name.partition(":")[2] for name in taken],
         other_addresses=list(others),
-        other_visitors=[one for one in left if not one.is_copy],
+        other_visitors=[visitor for visitor in left if not visitor.is_copy],
     )
     details = receipt.document()
     details |= details.pop("erased")
@@ -232,10 +232,10 @@ async def repeat(
         cannot be read or written.
     """
     key = key_of(config)
-    todo = [one for one in erasures if not await is_done(store, one)]
+    todo = [erasure for erasure in erasures if not await is_done(store, erasure)]
     path = erasures_path(config)
-    there = set(read(path, key)[0])
-    if missing := [one for one in erasures if one not in there]:
+    written = set(read(path, key)[0])
+    if missing := [erasure for erasure in erasures if erasure not in written]:
         append(path, missing)
     total = Counter[str]()
     if not todo:
@@ -266,8 +266,8 @@ def _erasure(key: str, workspace_id: str, kind: Any, name: str, at: int) -> Eras
 
 def _workspace(config: Config, workspace_id: str) -> Workspace:
     """Return a workspace, which the config need not have any more."""
-    found = (one for one in config.workspaces if one.id == workspace_id)
-    return next(found, Workspace(id=workspace_id, name=""))
+    matches = (workspace for workspace in config.workspaces if workspace.id == workspace_id)
+    return next(matches, Workspace(id=workspace_id, name=""))
 
 
 def _now() -> int:
@@ -281,7 +281,7 @@ async def _matching(
     """Return whom erasures mean, one for each workspace that has any of them."""
     times = newest(erasures)
     workspaces = {workspace for workspace, *_ in times}
-    found: dict[str, tuple[dict[str, int], dict[str, int]]] = {}
+    by_workspace: dict[str, tuple[dict[str, int], dict[str, int]]] = {}
     hashed = functools.lru_cache(maxsize=100_000)(functools.partial(hash_of, key))
     read = 0
     async for workspace, user, visitor in _ids(store):
@@ -295,11 +295,11 @@ async def _matching(
                 continue
             at = times.get((workspace, kind, hashed(workspace, name)))
             if at is not None:
-                users, visitors = found.setdefault(workspace, ({}, {}))
+                users, visitors = by_workspace.setdefault(workspace, ({}, {}))
                 (users if kind == "user" else visitors)[name] = at
     return [
         Person(workspace_id=workspace, users=users, visitors=visitors)
-        for workspace, (users, visitors) in found.items()
+        for workspace, (users, visitors) in by_workspace.items()
     ]
 
 
@@ -315,9 +315,9 @@ async def _ids(store: Storage) -> AsyncIterator[tuple[str, str | None, str | Non
         yield choice.workspace_id, choice.user_id, choice.anonymous_id
     async for record in all_pages(functools.partial(store.history, None, None)):
         yield record.workspace_id, record.user_id, record.anonymous_id
-    async for one in all_pages(functools.partial(store.scan_suppressions, None)):
-        trait = ADDRESS_TRAITS.get(one.channel, "phone")
-        yield one.workspace_id, None, f"{trait}:{one.address}"
+    async for suppression in all_pages(functools.partial(store.scan_suppressions, None)):
+        trait = ADDRESS_TRAITS.get(suppression.channel, "phone")
+        yield suppression.workspace_id, None, f"{trait}:{suppression.address}"
     async for letter in all_pages(functools.partial(store.scan_dead_letters, None)):
         yield letter.workspace_id, letter.user_id, letter.anonymous_id
         for address in addresses_in_letter(letter):
@@ -346,17 +346,15 @@ async def _carry_out(
 
     async def erase_events(whose: Person) -> None:
         async for some in _parts(events_of(store, whose)):
-            gone = [
-                one for one in some if whose.owns(one.user_id, one.anonymous_id, one.received_at)
-            ]
-            marks = [mark_of(one, key) for one in gone]
+            gone = [e for e in some if whose.owns(e.user_id, e.anonymous_id, e.received_at)]
+            marks = [mark_of(e, key) for e in gone]
             counts["events"] += await store.erase_events(gone, marks)
             report("events", counts["events"])
 
     report("searching events", 0)
     if person.visitors:
         await erase_events(dataclasses.replace(person, users={}))
-    letters = [one.id async for one in letters_of(store, person)]
+    letters = [letter.id async for letter in letters_of(store, person)]
     for start in range(0, len(letters), PAGE):
         counts["deadLetters"] += await store.remove(workspace_id, letters[start : start + PAGE])
     counts["auditEntries"] = await _hide_in_audit(store, key, person, addresses)
@@ -387,11 +385,11 @@ async def _carry_out(
         await tombstones.refresh()
         await store.reapply(
             [
-                one
-                for one in some
-                if not person.owns(one.user_id, one.anonymous_id, one.received_at)
+                event
+                for event in some
+                if not person.owns(event.user_id, event.anonymous_id, event.received_at)
                 and not tombstones.cover(
-                    workspace_id, one.user_id, one.anonymous_id, one.received_at
+                    workspace_id, event.user_id, event.anonymous_id, event.received_at
                 )
             ]
         )
@@ -433,15 +431,15 @@ async def _hash_addresses(
     """Keep suppressions of addresses under hashes, so that nothing is sent to them either."""
     if not addresses:
         return 0
-    found = await store.suppressions(workspace_id, sorted(addresses))
+    suppressions = await store.suppressions(workspace_id, sorted(addresses))
     await store.suppress(
         [
             dataclasses.replace(
-                one,
-                address=hashed_address(key, workspace_id, one.channel, one.address),
+                suppression,
+                address=hashed_address(key, workspace_id, suppression.channel, suppression.address),
                 source_id="",
             )
-            for one in found
+            for suppression in suppressions
         ]
     )
     erased: int = await store.erase_suppressions(workspace_id, sorted(addresses))
@@ -453,9 +451,9 @@ async def _keep_objections(
 ) -> None:
     """Suppress the hashes of the addresses for the groups from which the person unsubscribed, so
     that a later import writes to nobody who objected."""
-    workspace = next((one for one in config.workspaces if one.id == person.workspace_id), None)
-    channels = {one.id: one.channel for one in workspace.subscription_groups} if workspace else {}
-    states = [await store.state(person.workspace_id, one) for one in subjects_of(person)]
+    workspace = next((x for x in config.workspaces if x.id == person.workspace_id), None)
+    channels = {x.id: x.channel for x in workspace.subscription_groups} if workspace else {}
+    states = [await store.state(person.workspace_id, subject) for subject in subjects_of(person)]
     left = {group for state in states for group, subscribed in state.items() if not subscribed}
     await store.suppress(
         [

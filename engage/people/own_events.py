@@ -74,9 +74,9 @@ async def own_events(
     links: dict[str, tuple[int, str, str]] = {}
     found_by, updated_at = Counter[str](), 0
     registers: dict[tuple[str, str], tuple[Any, Any]] = {}
-    wanted = EventFilter(workspace_id=workspace.id, user_id=user_id)
-    async for event in all_pages(functools.partial(store.scan, wanted)):
-        if not wanted.matches(event):
+    criteria = EventFilter(workspace_id=workspace.id, user_id=user_id)
+    async for event in all_pages(functools.partial(store.scan, criteria)):
+        if not criteria.matches(event):
             continue
         if address := found_address(event.origin, event.body):
             found_by[address] += 1
@@ -109,7 +109,7 @@ async def own_events(
     latest = {key: value for key, (_, value) in registers.items()}
     all_traits = {name: value for (of, name), value in latest.items() if of == "trait"}
     return Own(
-        links={name: one for name, one in links.items() if latest.get(("link", name), True)},
+        links={name: link for name, link in links.items() if latest.get(("link", name), True)},
         found_by=found_by,
         traits={
             name: value
@@ -139,5 +139,5 @@ def found_address(origin: str, body: bytes) -> str | None:
     """Return the address by which engage found whose a delivery is, if it is one."""
     if origin in (API_ORIGIN, OPERATOR_ORIGIN) or b'"foundBy"' not in body:
         return None
-    found = engage_mark(orjson.loads(body)).get("foundBy")
-    return found if isinstance(found, str) else None
+    address = engage_mark(orjson.loads(body)).get("foundBy")
+    return address if isinstance(address, str) else None

@@ -150,7 +150,7 @@ async def visitors_of(
 
     :param own: what :func:`own_events` returned, if it is known.
     """
-    found, others = set[str](), dict[str, Mapping[str, tuple[int, str, str]]]()
+    visitors, others = set[str](), dict[str, Mapping[str, tuple[int, str, str]]]()
     own = await own_events(store, workspace, user_id) if own is None else own
     for name, link in own.links.items():
         for other, _ in await store.links_to(workspace.id, name):
@@ -159,8 +159,8 @@ async def visitors_of(
             if others[other].get(name, link) < link:
                 break
         else:
-            found.add(name)
-    return found
+            visitors.add(name)
+    return visitors
 
 
 async def other_visitors(
@@ -183,14 +183,14 @@ async def other_visitors(
     linked = set(await store.linked_to(workspace.id, user_id))
     names = {name for name in linked | {user_id} if not name.startswith(RECIPIENT_PREFIXES)}
     names -= person.visitors.keys()
-    users = {name: {one for one, _ in await store.links_to(workspace.id, name)} for name in names}
+    users = {name: {user for user, _ in await store.links_to(workspace.id, name)} for name in names}
     times: dict[str, list[int]] = {name: [] for name in names}
     counted, visitors = False, dict.fromkeys(names, MAX_TIME)
     try:
         async with asyncio.timeout(seconds):
-            wanted = EventFilter(workspace_id=workspace.id, type="alias", origin=OPERATOR_ORIGIN)
-            async for event in all_pages(functools.partial(store.scan, wanted)):
-                name = event.document().get("previousId") if wanted.matches(event) else None
+            aliases = EventFilter(workspace_id=workspace.id, type="alias", origin=OPERATOR_ORIGIN)
+            async for event in all_pages(functools.partial(store.scan, aliases)):
+                name = event.document().get("previousId") if aliases.matches(event) else None
                 if name in names and event.user_id is not None:
                     users[name].add(event.user_id)
             theirs = dataclasses.replace(person, users={}, visitors=visitors)
@@ -200,24 +200,24 @@ async def other_visitors(
         counted = True
     except TimeoutError:
         pass
-    found = []
+    others = []
     for name in sorted(names):
-        profile, known = await store.visitor(workspace.id, name), times[name]
-        seen = [*known, *([] if profile is None else [profile.created_at, profile.updated_at])]
+        profile, received = await store.visitor(workspace.id, name), times[name]
+        seen = [*received, *([] if profile is None else [profile.created_at, profile.updated_at])]
         chose = await store.state(workspace.id, Subject(Kind.VISITOR, name))
         if seen or chose or (name in linked and not counted):
-            found.append(
+            others.append(
                 OtherVisitor(
                     anonymous_id=name,
                     first=min(seen, default=None),
                     last=max(seen, default=None),
-                    events=len(known) if counted else None,
+                    events=len(received) if counted else None,
                     traits=() if profile is None else sorted(profile.traits),
                     linked=name in linked,
                     shared=bool(users[name] - {user_id}),
                 )
             )
-    return [one for one in found if copies or not one.is_copy]
+    return [visitor for visitor in others if copies or not visitor.is_copy]
 
 
 def subjects_of(person: Person) -> list[Subject]:
@@ -234,7 +234,7 @@ def addresses_of(workspace: Workspace, person: Person) -> set[tuple[str, str]]:
     """Return the addresses of a person: pairs of channel and address, in the form in which they are
     suppressed. Channels that only the workspace has are those of phone numbers."""
     groups = workspace.subscription_groups
-    channels = {**{one.channel: "phone" for one in groups}, **ADDRESS_TRAITS}
+    channels = {**{group.channel: "phone" for group in groups}, **ADDRESS_TRAITS}
     named = [name.partition(":") for name in person.addresses]
     return {
         (channel, address)
@@ -247,7 +247,7 @@ def addresses_of(workspace: Workspace, person: Person) -> set[tuple[str, str]]:
 async def other_addresses(store: Storage, workspace: Workspace, person: Person) -> dict[str, bool]:
     """Return the addresses that the profiles of a person have beside those of the person, with
     whether other users have each."""
-    found: dict[str, bool] = {}
+    addresses: dict[str, bool] = {}
     user, visitors = await _profiles(store, workspace, person)
     profiles = [user, *(visitors.get(name) for name in person.visitors)]
     for prefix in RECIPIENT_PREFIXES:
@@ -256,8 +256,8 @@ async def other_addresses(store: Storage, workspace: Workspace, person: Person) 
             value = None if profile is None else identifier_value(trait, profile.traits.get(trait))
             if value is not None and prefix + value not in person.visitors:
                 users = await store.find_users(person.workspace_id, trait, [value])
-                found[value] = not person.users.keys() >= set(users.get(value, ()))
-    return found
+                addresses[value] = not person.users.keys() >= set(users.get(value, ()))
+    return addresses
 
 
 async def events_of(
@@ -268,13 +268,13 @@ async def events_of(
     :param since: only those received at this time or later.
     """
     ids = frozenset((*person.users, *person.visitors))
-    wanted = EventFilter(workspace_id=person.workspace_id, ids=ids, since=since)
+    criteria = EventFilter(workspace_id=person.workspace_id, ids=ids, since=since)
     # A database compares some thousands of ids well.
-    asked = wanted if len(ids) <= MAX_PAGE else dataclasses.replace(wanted, ids=None)
+    asked = criteria if len(ids) <= MAX_PAGE else dataclasses.replace(criteria, ids=None)
     if len(person.users) == 1 and not person.visitors:  # It has an index.
-        asked = dataclasses.replace(wanted, ids=None, user_id=next(iter(person.users)))
+        asked = dataclasses.replace(criteria, ids=None, user_id=next(iter(person.users)))
     async for event in all_pages(functools.partial(store.scan, asked)):
-        if wanted.matches(event):
+        if criteria.matches(event):
             yield event
 
 
@@ -286,7 +286,7 @@ async def letters_of(store: Storage, person: Person) -> AsyncIterator[DeadLetter
     async for letter in all_pages(read):
         if person.owns(letter.user_id, letter.anonymous_id, letter.received_at) or (
             named
-            and any(letter.received_at < named.get(one, 0) for one in addresses_in_letter(letter))
+            and any(letter.received_at < named.get(name, 0) for name in addresses_in_letter(letter))
         ):
             yield letter
 
@@ -343,8 +343,8 @@ async def person_of(
     certain = dict(own.certain)
     if user is not None:
         # The events that made one certain, or that set a later value, may have expired.
-        present = {one: identifier_value(one, user.traits.get(one)) for one in certain}
-        certain = {one: value for one, value in certain.items() if present[one] == value}
+        present = {trait: identifier_value(trait, user.traits.get(trait)) for trait in certain}
+        certain = {trait: value for trait, value in certain.items() if present[trait] == value}
         certain |= user.certain
     sure = [f"{trait}:{certain[trait]}" for trait in sorted(ADDRESSES & certain.keys())]
     taken = {*await visitors_of(store, workspace, user_id, own), *sure, *addresses, *visitors}
@@ -356,7 +356,7 @@ async def person_of(
     if not linked:
         return person
     others = await other_visitors(store, workspace, person)
-    alone = [one.anonymous_id for one in others if one.linked and not one.shared]
+    alone = [other.anonymous_id for other in others if other.linked and not other.shared]
     return dataclasses.replace(person, visitors=dict.fromkeys(sorted({*taken, *alone}), MAX_TIME))
 
 
@@ -405,20 +405,20 @@ async def _profiles(
     user = users.get(user_id)
     if user is None:
         return None, visitors
-    belonging = [one for one in visitors.values() if one.user_id == user_id]
-    others = [one for one in belonging if one.anonymous_id not in person.visitors]
+    belonging = [visitor for visitor in visitors.values() if visitor.user_id == user_id]
+    others = [visitor for visitor in belonging if visitor.anonymous_id not in person.visitors]
     if not others and not left.traits and not left.groups:
         return user, visitors
     own = await own_events(store, workspace, user_id, person.addresses)
     traits = left.without(user.traits, user.trait_times)
     groups = set(user.groups) - left.groups
-    for one in others:
-        groups.difference_update(one.groups)
-        for name in one.traits:
-            if name in traits and user.trait_times.get(name) == one.trait_times.get(name):
+    for other in others:
+        groups.difference_update(other.groups)
+        for name in other.traits:
+            if name in traits and user.trait_times.get(name) == other.trait_times.get(name):
                 del traits[name]
     kept = [user.trait_times.get(name, 0) for name in traits]
-    theirs = [one.updated_at for one in belonging if one not in others]
+    theirs = [visitor.updated_at for visitor in belonging if visitor not in others]
     changed = dataclasses.replace(
         user,
         traits={**own.traits, **traits},
@@ -475,9 +475,9 @@ async def export_person(
         async for change in all_pages(read):
             yield _line("subscription-history", change)
     suppressed = addresses_of(workspace, person)
-    async for one in all_pages(functools.partial(store.scan_suppressions, workspace.id)):
-        if (one.channel, one.address) in suppressed:  # Also one that was lifted.
-            yield _line("suppressions", one)
+    async for row in all_pages(functools.partial(store.scan_suppressions, workspace.id)):
+        if (row.channel, row.address) in suppressed:  # Also one that was lifted.
+            yield _line("suppressions", row)
     async for letter in letters_of(store, person):
         if letter.reason != CONFLICT or not is_left_out(letter.origin, letter.item):
             yield _line("dead-letters", letter)

@@ -79,9 +79,9 @@ async def erasure_requests(
     async for _, request in request_notes(store, workspace_id):
         yield request
     for origin, name in names:
-        wanted = EventFilter(workspace_id=workspace_id, origin=origin, name=name)
-        async for event in all_pages(functools.partial(store.scan, wanted)):
-            if wanted.matches(event):
+        criteria = EventFilter(workspace_id=workspace_id, origin=origin, name=name)
+        async for event in all_pages(functools.partial(store.scan, criteria)):
+            if criteria.matches(event):
                 yield Request(
                     origin=origin,
                     user_id=event.user_id,

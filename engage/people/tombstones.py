@@ -58,9 +58,9 @@ class Tombstones:
         if version != self._version:
             read = functools.partial(self._records.list_records, ERASURE)
             self._times = {
-                (one.workspace_id, one.id): one.at
-                async for one in all_pages(read, attempts=1)
-                if not self._only_done or _is_done(one)
+                (record.workspace_id, record.id): record.at
+                async for record in all_pages(read, attempts=1)
+                if not self._only_done or _is_done(record)
             }
             self._newest = max(self._times.values(), default=0)
             self._version = version
@@ -89,10 +89,10 @@ class Tombstones:
 
     def newest(self) -> Mapping[str, int]:
         """Return the time of the newest erasure of each workspace that has any."""
-        found: dict[str, int] = {}
+        times: dict[str, int] = {}
         for (workspace, _), at in self._times.items():
-            found[workspace] = max(at, found.get(workspace, at))
-        return found
+            times[workspace] = max(at, times.get(workspace, at))
+        return times
 
 
 async def put_tombstones(
@@ -107,28 +107,28 @@ async def put_tombstones(
     records = [
         Record(
             kind=ERASURE,
-            workspace_id=one.workspace,
-            id=f"{one.kind}:{one.hash}",
-            body=orjson.dumps({"key": one.key, "done": done}),
-            at=one.at,
+            workspace_id=erasure.workspace,
+            id=f"{erasure.kind}:{erasure.hash}",
+            body=orjson.dumps({"key": erasure.key, "done": done}),
+            at=erasure.at,
         )
-        for one in erasures
+        for erasure in erasures
     ]
     size = PAGE if store.isolated else 1
     keys = {
         await store.run(put, records[start : start + size], done)
         for start in range(0, len(records), size)
     }
-    return store.isolated and keys == {one.key for one in erasures}
+    return store.isolated and keys == {erasure.key for erasure in erasures}
 
 
 async def is_done(store: Storage, erasure: Erasure) -> bool:
     """Return whether the store has nothing left of an erasure: it, or a later one, was carried
     out."""
-    there = await store.get_record(ERASURE, erasure.workspace, f"{erasure.kind}:{erasure.hash}")
-    if there is None or there.at < erasure.at:
+    record = await store.get_record(ERASURE, erasure.workspace, f"{erasure.kind}:{erasure.hash}")
+    if record is None or record.at < erasure.at:
         return False
-    return _is_done(there)
+    return _is_done(record)
 
 
 def _is_done(record: Record) -> bool:

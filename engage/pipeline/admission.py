@@ -23,6 +23,7 @@ from engage.errors import overloaded
 
 __all__ = [
     "BRIEF_BODY",
+    "KEY_SHARE",
     "LARGE_BODY",
     "QUEUE_WAIT",
     "SUBSCRIPTIONS_SHARE",
@@ -45,6 +46,8 @@ PACE_SECONDS: Final = 0.02
 #: Requests beyond these that are let in with each later turn of the event loop.
 PACE_REQUESTS: Final = 4
 
+#: The part of the queue that one write key may use, so that it cannot shut out the others.
+KEY_SHARE: Final = 0.5
 #: The share of the queue of requests that write no events.
 SUBSCRIPTIONS_SHARE: Final = "subscriptions"
 
@@ -264,17 +267,6 @@ class WriteRequest(Generic[_Item, _Result]):
     part: bool = False
 
 
-@dataclasses.dataclass(slots=True)
-class _Usage:
-    """The share of one write key in the queue and in the current call."""
-
-    weight: int = 0
-    size: int = 0
-
-
-_NOTHING: Final = _Usage()
-
-
 class Room(Generic[_Item, _Result]):
     """Counts the requests that wait or are being written.
 
@@ -288,7 +280,8 @@ class Room(Generic[_Item, _Result]):
         self._max_bytes = max_bytes
         self._key_weight = max_weight * share
         self._key_bytes = max_bytes * share
-        self._used: dict[str, _Usage] = {}
+        #: The weight and the bytes of each write key that has a request.
+        self._used: dict[str, tuple[int, int]] = {}
         self._weight = 0
         self._bytes = 0
         #: How many items wait or are being written.
@@ -301,25 +294,22 @@ class Room(Generic[_Item, _Result]):
         still has room for a key that has less than half of such a part. Only large requests are
         then limited by the bytes of all keys, to twice the maximum: there may be many keys.
         """
-        used = self._used.get(key, _NOTHING)
-        if used.weight >= self._key_weight or used.size >= self._key_bytes:
+        weight, size = self._used.get(key, (0, 0))
+        if weight >= self._key_weight or size >= self._key_bytes:
             return False
         if self._weight < self._max_weight and self._bytes < self._max_bytes:
             return True
         halves = 2 * len(self._used)
         return (
-            used.weight * halves < self._max_weight
-            and used.size * halves < self._max_bytes
+            weight * halves < self._max_weight
+            and size * halves < self._max_bytes
             and (small or self._bytes < 2 * self._max_bytes)
         )
 
     def add(self, request: WriteRequest[_Item, _Result]) -> None:
         """Count a request; :meth:`free` stops counting it."""
-        used = self._used.get(request.key)
-        if used is None:
-            used = self._used[request.key] = _Usage()
-        used.weight += request.weight
-        used.size += request.size
+        weight, size = self._used.get(request.key, (0, 0))
+        self._used[request.key] = weight + request.weight, size + request.size
         self.items += len(request.items)
         self._weight += request.weight
         self._bytes += request.size
@@ -330,8 +320,6 @@ class Room(Generic[_Item, _Result]):
             self.items -= len(request.items)
             self._weight -= request.weight
             self._bytes -= request.size
-            used = self._used[request.key]
-            used.weight -= request.weight
-            used.size -= request.size
-            if not used.weight and not used.size:
-                del self._used[request.key]
+            weight, size = self._used.pop(request.key)
+            if weight != request.weight or size != request.size:
+                self._used[request.key] = weight - request.weight, size - request.size

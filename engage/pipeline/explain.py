@@ -50,7 +50,7 @@ from engage.pipeline.transforms import Transforms
 
 if TYPE_CHECKING:
     from engage.config import Limits
-    from engage.keys.rules import Rules
+    from engage.keys.limits import Rules
     from engage.pipeline.ingest import Ingest
     from engage.pipeline.validate import Schemas
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from engage.api import (
@@ -25,9 +25,9 @@ from engage.api import (
     Status,
     StorageError,
 )
-from engage.monitoring.throttle import Throttle
-from engage.pipeline.admission import QUEUE_WAIT, Admission
-from engage.pipeline.group_commit import GROUP_WEIGHT, PART_BYTES, GroupCommit
+from engage.monitoring.sampler import Throttle
+from engage.pipeline.admission import KEY_SHARE, QUEUE_WAIT, Admission
+from engage.pipeline.group_commit import GROUP_WEIGHT, PART_BYTES, GroupCommit, WriteQueue
 from engage.reading.time_limit import within
 from engage.store.facade import Storage
 
@@ -52,12 +52,6 @@ _LETTER_WEIGHT: Final = 4
 REOPEN_PAUSE: Final = 1.0
 #: Seconds between two log lines about the same budget of dead letters: it may be full for days.
 _FULL_PAUSE: Final = 600.0
-#: The config keys of a budget, for the log.
-_LIMITS: Final[Mapping[BudgetName, str]] = {
-    "api": "dead_letter_count, limits.dead_letter_bytes",
-    "conflict": "dead_letter_count, limits.dead_letter_bytes",
-    "webhook": "dead_letter_count, limits.webhook_dead_letter_bytes",
-}
 
 
 class Ingest:
@@ -71,7 +65,7 @@ class Ingest:
     :param failed: called after each write of events that failed.
     :param refuses: whether an event with which the storage raises an unexpected error is refused,
         and a dead letter dropped; otherwise the whole request fails.
-    :param group_weight: see :class:`~engage.pipeline.group_commit.GroupCommit`; for events.
+    :param group_weight: see :class:`~engage.pipeline.group_commit.WriteQueue`; for events.
     """
 
     def __init__(
@@ -102,11 +96,13 @@ class Ingest:
         self._full: dict[tuple[str, BudgetName], Throttle] = {}
         self._events: GroupCommit[Event, Outcome] = GroupCommit(
             store.write,
-            max_weight=limits.queue_events,
-            max_bytes=limits.queue_bytes,
-            share=limits.queue_percent_per_key / 100,
-            group_weight=group_weight,
-            calls=store.concurrent_writes,
+            WriteQueue(
+                max_weight=limits.queue_events,
+                max_bytes=limits.queue_bytes,
+                share=KEY_SHARE,
+                group_weight=group_weight,
+                writes=store.concurrent_writes,
+            ),
             timeout=write_timeout,
             done=self._written,
             failed=self._write_failed,
@@ -115,8 +111,7 @@ class Ingest:
         )
         self._letters: GroupCommit[DeadLetter, bool] = GroupCommit(
             self._keep,
-            max_weight=limits.queue_events,
-            max_bytes=limits.queue_bytes,
+            WriteQueue(max_weight=limits.queue_events, max_bytes=limits.queue_bytes),
             timeout=write_timeout,
             done=lambda _seconds, _letters, _results: None,
             failed=lambda: metrics.count("storage_errors"),
@@ -219,8 +214,8 @@ class Ingest:
         if more is not None:
             _log.warning(
                 "a dead letter is not kept: %s%s",
-                f"the {letter.budget} budget is full (limits.{_LIMITS[letter.budget]}),"
-                " or the storage failed with the letter",
+                f"the {letter.budget} budget is full (limits.dead_letter_count,"
+                " limits.dead_letter_bytes), or the storage failed with the letter",
                 more,
                 extra={"workspaceId": letter.workspace_id, "reason": letter.reason},
             )

@@ -84,45 +84,34 @@ class Items:
         :raises ApiError: if the item is invalid, too large, its user is not verified, or a
             transform failed.
         """
-        if arrival.rules is not None and arrival.rules.identity:
-            envelope = arrival.envelope
-            arrival.rules.check_user(item, None if envelope is None else envelope.user_hash)
+        rules, asked = arrival.rules, item
+        if rules is not None:
+            # Before the fault of an item counts: no letter is kept of what its key refuses.
+            asked = item.value if type(item) is Faulty else item
+            if rules.identity:
+                envelope = arrival.envelope
+                rules.check_user(asked, None if envelope is None else envelope.user_hash)
         if kind is None:
-            kind = item.get("type") if type(item) is dict else None
+            kind = asked.get("type") if type(asked) is dict else None
             if type(kind) is not str or kind not in self._validators:
                 kind = "item"
-            elif arrival.rules is not None:
-                arrival.rules.check_operation(kind)
+            elif rules is not None:
+                rules.check_operation(kind)
         if not self._validators[kind](item):
-            item = self._read(item, kind, arrival)
+            if type(item) is Faulty:
+                raise item.error
+            item = self._schemas.read(kind, item)
         event = normalise(item, kind, arrival, index)
         if event.name == CHANGE_EVENT and kind == "track":
             self._metrics.event(*IGNORED, 1, arrival.workspace_id, arrival.write_key_id)
         # A client can have that word in its event, so it is not enough.
-        marked = arrival.rules is not None and b'"droppedTraits"' in event.body
+        marked = rules is not None and b'"droppedTraits"' in event.body
         if marked and dropped_traits(event.document()):
             self._metrics.event(*DROPPED, 1, arrival.workspace_id, arrival.write_key_id)
         if self._transforms is None:
             return event, False
         transformed = self._transforms.apply(event, arrival.event_limit)
         return (event, True) if transformed is None else (transformed, False)
-
-    def _read(self, item: Any, kind: str, arrival: Arrival) -> Any:
-        """Return an item that its schema refuses, as :meth:`Schemas.read` does.
-
-        :raises ApiError: if it is invalid.
-        """
-        if type(item) is not Faulty:
-            return self._schemas.read(kind, item)
-        rules, value = arrival.rules, item.value
-        if rules is not None and type(value) is dict:
-            # As for every other item, its key is asked first: no letter is kept of what it refuses.
-            if rules.identity:
-                envelope = arrival.envelope
-                rules.check_user(value, None if envelope is None else envelope.user_hash)
-            if kind == "item" and value.get("type") in EVENT_TYPES:
-                rules.check_operation(value["type"])
-        raise item.error
 
     async def prepare_all(
         self,
@@ -255,6 +244,9 @@ class Items:
 
     def count(self, state: BatchState, arrival: Arrival) -> None:
         """Count the outcomes of the items."""
+        key = arrival.workspace_id, arrival.write_key_id
+        stored = 0
         for (kind, outcome), count in state.counts.items():
-            self._metrics.event(kind, outcome, count, arrival.workspace_id, arrival.write_key_id)
-        self._metrics.stored(state.stored_bytes, arrival.workspace_id, arrival.write_key_id)
+            self._metrics.event(kind, outcome, count, *key)
+            stored += count if outcome == "stored" else 0
+        self._metrics.stored(stored, state.stored_bytes, *key)

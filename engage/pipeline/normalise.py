@@ -22,7 +22,7 @@ from engage.times import parse_field
 
 if TYPE_CHECKING:
     from engage.config import Limits
-    from engage.keys.rules import Rules
+    from engage.keys.limits import Rules
 
 __all__ = [
     "WRITE_KEY",

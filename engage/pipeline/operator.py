@@ -17,6 +17,7 @@ from engage.api import (
     EngageError,
     Event,
     Kind,
+    ProfileLimits,
     Status,
     StorageUnavailable,
     UserProfile,
@@ -95,8 +96,8 @@ async def decide_link(
         assert isinstance(profile, UserProfile)
         if anonymous_id not in profile.anonymous_ids:
             raise EngageError(
-                f"{refused}: it is the id of a user or no anonymous id, or the user has "
-                "limits.user_links of them"
+                f"{refused}: it is the id of a user or no anonymous id, or the user has"
+                f" {ProfileLimits().links} of them"
             )
 
 

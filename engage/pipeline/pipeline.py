@@ -19,7 +19,7 @@ import orjson
 from engage.api import Preferences, Status
 from engage.errors import ApiError, Limit, invalid_link, overloaded
 from engage.keys.auth import KEYLESS_BODY, Authenticator, Principal
-from engage.keys.rules import WITHOUT_LETTER
+from engage.keys.limits import WITHOUT_LETTER
 from engage.pipeline.admission import BRIEF_BODY, LARGE_BODY, SUBSCRIPTIONS_SHARE, Admitted
 from engage.pipeline.clock import Clock
 from engage.pipeline.dead_letters import Conflict, envelope_of, letter_of
@@ -163,7 +163,7 @@ class Pipeline:
         outcome = (await written)[0]
         if outcome.status is Status.STORED:
             self._count(event.type, "stored", arrival)
-            self._metrics.stored(len(event.body), arrival.workspace_id, arrival.write_key_id)
+            self._metrics.stored(1, len(event.body), arrival.workspace_id, arrival.write_key_id)
             return Result(event.message_id)
         problem = await self._conflicts.problem(event, outcome)
         if isinstance(problem, Conflict):

@@ -46,7 +46,7 @@ from engage.api import (
     WebhookResult,
 )
 from engage.errors import STATUS, ApiError, Problem
-from engage.keys.rules import UNVERIFIED
+from engage.keys.limits import UNVERIFIED
 from engage.pipeline.dead_letters import MAX_ITEM
 from engage.pipeline.decode import read_item
 from engage.pipeline.explain import Explained, Explainer, Submission

@@ -10,7 +10,7 @@ from typing import Any
 
 from engage.api import EVENT_TYPES, Event
 from engage.errors import MAX_ERRORS, STATUS, ApiError, Problem, located
-from engage.keys.rules import WITHOUT_LETTER
+from engage.keys.limits import WITHOUT_LETTER
 from engage.pipeline.dead_letters import Conflict
 from engage.pipeline.decode import Faulty
 

@@ -38,8 +38,8 @@ class CursorFile:
         :raises EngageError: if the file cannot be read, or is not one of this kind.
         """
         try:
-            found = orjson.loads(self.path.read_bytes())
-            self.cursor, self.at = str(found["cursor"]), int(found["at"])
+            stored = orjson.loads(self.path.read_bytes())
+            self.cursor, self.at = str(stored["cursor"]), int(stored["at"])
         except FileNotFoundError:
             return None
         except OSError as error:

@@ -165,31 +165,31 @@ def _members(kind: RecordKind) -> dict[str, str]:
     return {name: _CAPITAL.sub(r"_\g<0>", name).lower() for name in names}
 
 
-async def _items(store: Storage, kind: RecordKind, wanted: Selection) -> AsyncGenerator[Any, None]:
-    if kind == "users" and wanted.workspace and wanted.user:
-        profile = await store.profile(wanted.workspace, wanted.user)
-        if profile is not None and wanted.includes(profile):
+async def _items(store: Storage, kind: RecordKind, chosen: Selection) -> AsyncGenerator[Any, None]:
+    if kind == "users" and chosen.workspace and chosen.user:
+        profile = await store.profile(chosen.workspace, chosen.user)
+        if profile is not None and chosen.includes(profile):
             yield profile
         return
-    first: Any = wanted.workspace
+    first: Any = chosen.workspace
     if kind == "events":
         first = EventFilter(
-            workspace_id=first, since=wanted.since, type=wanted.type, user_id=wanted.user
+            workspace_id=first, since=chosen.since, type=chosen.type, user_id=chosen.user
         )
     scan = functools.partial(getattr(store, KINDS[kind].scan), first)
-    if wanted.on_cursor is not None:
-        scan = functools.partial(_follow, store, first, wanted.on_cursor)
+    if chosen.on_cursor is not None:
+        scan = functools.partial(_follow, store, first, chosen.on_cursor)
     if kind == "subscription-history":
-        whose = None if wanted.user is None else Subject(Kind.USER, wanted.user)
-        scan = functools.partial(scan, whose, since=wanted.since or 0)
-    async for item in all_pages(scan, wanted.after):
-        if wanted.includes(item):
+        whose = None if chosen.user is None else Subject(Kind.USER, chosen.user)
+        scan = functools.partial(scan, whose, since=chosen.since or 0)
+    async for item in all_pages(scan, chosen.after):
+        if chosen.includes(item):
             yield item
 
 
 async def _follow(
     store: Storage,
-    wanted: EventFilter,
+    criteria: EventFilter,
     on_cursor: Callable[[str], None],
     *,
     after: str | None,
@@ -197,12 +197,12 @@ async def _follow(
 ) -> Page[Event]:
     if after is not None:
         on_cursor(after)
-    page = await store.follow(after=after, since=wanted.since, limit=limit)
+    page = await store.follow(after=after, since=criteria.since, limit=limit)
     if page is None:
         raise EngageError("the configured storage does not promise an order to go on from")
     if page.cursor == after:
         return page
-    return Page([event for event in page.items if wanted.matches(event)], page.cursor)
+    return Page([event for event in page.items if criteria.matches(event)], page.cursor)
 
 
 def _at(item: Any) -> int:

@@ -87,7 +87,7 @@ class Group:
     last: int
 
     @property
-    def wanted(self) -> LetterFilter:
+    def filter(self) -> LetterFilter:
         """The filter that finds the letters of this group."""
         return LetterFilter(
             reason=self.reason,
@@ -159,12 +159,12 @@ async def group_letters(
             complete = page.cursor is None and len(letters) == len(page.items)
             break
         await asyncio.sleep(0)
-    found = sorted(groups.values(), key=lambda group: (-group.count, -group.last))
-    return Grouped(groups=found, letters=count, complete=complete)
+    ordered = sorted(groups.values(), key=lambda group: (-group.count, -group.last))
+    return Grouped(groups=ordered, letters=count, complete=complete)
 
 
 async def newest_letters(
-    store: Storage, workspace_id: str, wanted: LetterFilter, *, limit: int
+    store: Storage, workspace_id: str, letter_filter: LetterFilter, *, limit: int
 ) -> Sequence[DeadLetter]:
     """Return the newest letters that match, newest first.
 
@@ -173,14 +173,14 @@ async def newest_letters(
     :param limit: the maximum number of letters to return; at most :data:`MAX_LETTERS` are read.
     :raises StorageUnavailable: if the store does not answer.
     """
-    found: list[DeadLetter] = []
+    letters: list[DeadLetter] = []
     read = 0
     async for page in _newest(store, workspace_id):
-        found += [letter for letter in page.items if wanted.matches(letter)]
+        letters += [letter for letter in page.items if letter_filter.matches(letter)]
         read += len(page.items)
-        if len(found) >= limit or read >= MAX_LETTERS:
+        if len(letters) >= limit or read >= MAX_LETTERS:
             break
-    return found[:limit]
+    return letters[:limit]
 
 
 async def _call(call: Awaitable[Any]) -> Any:
@@ -190,7 +190,7 @@ async def _call(call: Awaitable[Any]) -> Any:
 async def delete_letters(
     store: Storage,
     workspace_id: str,
-    wanted: LetterFilter,
+    letter_filter: LetterFilter,
     *,
     call: Callable[[Awaitable[Any]], Awaitable[Any]] = _call,
     seconds: float = math.inf,
@@ -206,7 +206,7 @@ async def delete_letters(
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
         page = await call(store.scan_dead_letters(workspace_id, after=cursor, limit=PAGE))
-        ids = [letter.id for letter in page.items if wanted.matches(letter)]
+        ids = [letter.id for letter in page.items if letter_filter.matches(letter)]
         if ids:
             deleted += await call(store.remove(workspace_id, ids))
         cursor = page.cursor

@@ -27,7 +27,7 @@ from engage.api import (
     StorageUnavailable,
     begins_with,
 )
-from engage.monitoring.recorder import REFUSED_RECORD
+from engage.monitoring.sampler import REFUSED_RECORD
 from engage.monitoring.visible import LONGEST, cell, visible
 from engage.reading.refused import Refused, refused_of
 from engage.store.facade import Storage
@@ -35,7 +35,7 @@ from engage.store.facade import Storage
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-__all__ = ["RING", "Live", "Reader", "Row", "Wanted", "quoted", "row_of_event", "row_of_letter"]
+__all__ = ["RING", "Live", "Reader", "Row", "RowFilter", "quoted", "row_of_event", "row_of_letter"]
 
 #: Rows that are kept of a workspace.
 RING: Final = 500
@@ -105,7 +105,7 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class RowFilter:
     """Which rows a page shows; ``""`` means any.
 
     A name and a user are given by their beginnings (:func:`begins_with`), or whole and in quotation
@@ -278,14 +278,14 @@ class Live:
                 await self._task
             self._task = None
 
-    def rows(self, wanted: Wanted, after: int = 0) -> list[Row]:
+    def rows(self, row_filter: RowFilter, after: int = 0) -> list[Row]:
         """Return the rows that are wanted, newest first.
 
         :param after: only rows with a greater ``n``.
         """
-        rows = self._rings[wanted.workspace_id].rows
-        found = [row for row in rows if row.n > after and wanted.matches(row)]
-        return sorted(found, key=lambda row: (row.at, row.n), reverse=True)
+        rows = self._rings[row_filter.workspace_id].rows
+        matches = [row for row in rows if row.n > after and row_filter.matches(row)]
+        return sorted(matches, key=lambda row: (row.at, row.n), reverse=True)
 
     def has_gap(self, workspace_id: str, after: int) -> bool:
         """Return whether more events came since a row than there are rows of.
@@ -337,12 +337,12 @@ class Live:
     async def _read(
         self, workspace_id: str | None
     ) -> tuple[dict[Identity, Event], dict[Identity, DeadLetter]]:
-        store, wanted = self._store, EventFilter(workspace_id=workspace_id)
-        page = await self._reader.read(store.recent(wanted, limit=PAGE), within=READ_SECONDS)
+        store, criteria = self._store, EventFilter(workspace_id=workspace_id)
+        page = await self._reader.read(store.recent(criteria, limit=PAGE), within=READ_SECONDS)
         events: dict[Identity, Event] = {event.identity: event for event in page.items}
         call = store.recent_dead_letters(workspace_id, limit=PAGE)
         kept = await self._reader.read(call, within=READ_SECONDS)
-        return events, {("letter", one.workspace_id, one.id): one for one in kept.items}
+        return events, {("letter", letter.workspace_id, letter.id): letter for letter in kept.items}
 
     async def _read_refused(self) -> None:
         store = self._store
@@ -361,8 +361,8 @@ class Live:
         events: dict[Identity, Event],
         letters: dict[Identity, DeadLetter],
     ) -> None:
-        stored = [row_of_event(one) for one in _new(ring.events, events, workspace_id)]
-        rejected = [row_of_letter(one) for one in _new(ring.letters, letters, workspace_id)]
+        stored = [row_of_event(event) for event in _new(ring.events, events, workspace_id)]
+        rejected = [row_of_letter(letter) for letter in _new(ring.letters, letters, workspace_id)]
         # Of rows with one time, the last one stored is the newest.
         rows = sorted(rejected + stored, key=lambda row: row.at)
         for row in rows:
@@ -375,19 +375,19 @@ class Live:
 
 
 def _new(
-    known: dict[Identity, None], found: dict[Identity, _Item], workspace_id: str
+    seen: dict[Identity, None], items: dict[Identity, _Item], workspace_id: str
 ) -> list[_Item]:
-    """Return the items of a workspace that are not known yet, oldest first, and remember them.
+    """Return the items of a workspace that were not seen yet, oldest first, and remember them.
 
-    :param found: newest first.
+    :param items: newest first.
     """
     new = {
         key: item
-        for key, item in reversed(found.items())
-        if key not in known and item.workspace_id == workspace_id
+        for key, item in reversed(items.items())
+        if key not in seen and item.workspace_id == workspace_id
     }
-    known.update(dict.fromkeys(new))
+    seen.update(dict.fromkeys(new))
     # A page never reaches back beyond these.
-    for key in list(known)[: -2 * PAGE]:
-        del known[key]
+    for key in list(seen)[: -2 * PAGE]:
+        del seen[key]
     return list(new.values())

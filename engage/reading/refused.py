@@ -2,7 +2,7 @@
 """Requests that were refused as a whole: a wrong key, too large, not JSON.
 
 No event is made of them, so there is no dead letter either. Each process of the server keeps its
-latest ones in one record, see :mod:`engage.monitoring.refusals`.
+latest ones in one record, see :mod:`engage.monitoring.sampler`.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def refused_of(records: Iterable[Record]) -> list[Refused]:
 
     :param records: of kind ``refused``; texts in them come from clients.
     """
-    found: dict[tuple[int, str, str, str, str], Refused] = {}
+    sums: dict[tuple[int, str, str, str, str], Refused] = {}
     for record in records:
         for row in orjson.loads(record.body)["rows"]:
             message = row["message"]
             if row.get("origin"):
                 message = f"{message} (page of {row['origin']})".lstrip()
-            one = Refused(
+            item = Refused(
                 at=row["at"],
                 first=row["first"],
                 count=row["count"],
@@ -66,14 +66,14 @@ def refused_of(records: Iterable[Record]) -> list[Refused]:
                 key=visible(row["writeKeyId"] or row["key"]),
                 workspace_id=row["workspace"],
             )
-            same = (one.status, one.code, one.request, one.key, one.workspace_id)
-            found[same] = one if same not in found else _together(found[same], one)
-    return sorted(found.values(), key=lambda row: row.at, reverse=True)
+            same = (item.status, item.code, item.request, item.key, item.workspace_id)
+            sums[same] = item if same not in sums else _together(sums[same], item)
+    return sorted(sums.values(), key=lambda row: row.at, reverse=True)
 
 
-def _together(one: Refused, other: Refused) -> Refused:
+def _together(item: Refused, other: Refused) -> Refused:
     """Add up what two processes refused for the same reason."""
-    latest = max(one, other, key=lambda row: row.at)
+    latest = max(item, other, key=lambda row: row.at)
     return dataclasses.replace(
-        latest, first=min(one.first, other.first), count=one.count + other.count
+        latest, first=min(item.first, other.first), count=item.count + other.count
     )

@@ -204,7 +204,7 @@ def _describe(error: BaseException, plugin: Plugin) -> str:
 
 
 def _register(manager: pluggy.PluginManager, plugin: Plugin, module: ModuleType) -> None:
-    known = [name for name in dir(hookspecs) if name.startswith("engage_")]
+    hooks = [name for name in dir(hookspecs) if name.startswith("engage_")]
     implemented = 0
     for name, function in inspect.getmembers(module, inspect.isroutine):
         options = getattr(function, "engage_impl", None)
@@ -217,14 +217,14 @@ def _register(manager: pluggy.PluginManager, plugin: Plugin, module: ModuleType)
                 )
             continue
         implemented += 1
-        if hook not in known:
-            meant = nearest(hook, known)
-            hint = f"did you mean {meant}?" if meant else f"the hooks are {', '.join(known)}"
+        if hook not in hooks:
+            meant = nearest(hook, hooks)
+            hint = f"did you mean {meant}?" if meant else f"the hooks are {', '.join(hooks)}"
             raise plugin.error(f"there is no hook named {hook}", hint)
     if not implemented:
         raise plugin.error(
             "it does not implement a hook",
-            f"the hooks are {', '.join(known)}; decorate each with hookimpl",
+            f"the hooks are {', '.join(hooks)}; decorate each with hookimpl",
         )
     try:
         manager.register(module, name=plugin.name)
@@ -234,9 +234,9 @@ def _register(manager: pluggy.PluginManager, plugin: Plugin, module: ModuleType)
 
 
 def _call(plugin: Plugin, hook: str, function: Callable[..., Any], **arguments: Any) -> None:
-    wanted = inspect.signature(function).parameters
+    parameters = inspect.signature(function).parameters
     try:
-        function(**{name: value for name, value in arguments.items() if name in wanted})
+        function(**{name: value for name, value in arguments.items() if name in parameters})
     except PluginError:
         raise
     except (Exception, SystemExit) as error:

@@ -114,30 +114,30 @@ class Registry:
 
         :raises SettingsError: if any is wrong; it lists all problems.
         """
-        found = [problem for use in _uses(config) for problem in self._problems(config, use)]
-        found += self._unsubscribe_problems(config)
-        if found:
-            raise SettingsError([f"{config.path}: {problem}" for problem in found])
+        wrong = [problem for use in _uses(config) for problem in self._problems(config, use)]
+        wrong += self._unsubscribe_problems(config)
+        if wrong:
+            raise SettingsError([f"{config.path}: {problem}" for problem in wrong])
 
     def warnings(self, config: Config) -> list[str]:
         """Return a line for each key of a config that has no effect, or less than it says, and for
         each secret that is probably not the one that was meant."""
-        found = list(config.warnings)
+        warnings = list(config.warnings)
         for use in _uses(config):
             if use.name in self.tables[use.kind]:
                 schema = self.tables[use.kind][use.name].schema
-                found += without_removed(schema, use.options, use.at)[1]
-                found += doubts(schema, use.options, at=use.at)
+                warnings += without_removed(schema, use.options, use.at)[1]
+                warnings += doubts(schema, use.options, at=use.at)
         for index, workspace in enumerate(config.workspaces):
             groups = {group.channel for group in workspace.subscription_groups}
             for name, rule in workspace.unsubscribes.items():
                 channels = self._channels(name)
                 if rule.action == "channel" and not groups.intersection(channels):
-                    found.append(
+                    warnings.append(
                         f"workspaces[{index}].unsubscribes.{name}: no choice of a user changes,"
                         f" because no subscription group has the channel {' or '.join(channels)}"
                     )
-        return found
+        return warnings
 
     def make_storage(
         self, config: Config, *, had_store: bool = False, supervised: bool = False
@@ -181,14 +181,7 @@ class Registry:
             profile_limits=ProfileLimits(
                 traits=limits.user_traits,
                 trait_bytes=limits.user_trait_bytes,
-                links=limits.user_links,
-                memberships=limits.user_memberships,
-                identifier_bytes=limits.identifier_bytes,
-                user_visitors=limits.user_visitors,
                 visitors=limits.visitors,
-                visitor_traits=limits.visitor_traits,
-                visitor_trait_bytes=limits.visitor_trait_bytes,
-                visitor_memberships=limits.visitor_memberships,
             ),
             dead_letter_budget=limits.dead_letter_budget,
             write_timeout=config.storage.write_timeout,
@@ -285,9 +278,7 @@ class Registry:
     def erasure_requests(self, config: Config, workspace_id: str) -> list[tuple[str, str]]:
         """Return the events by which the providers of a workspace pass on that a person wants to be
         erased: (origin, name)."""
-        providers = {
-            name for one in config.workspaces if one.id == workspace_id for name in one.webhooks
-        }
+        providers = {name for x in config.workspaces if x.id == workspace_id for name in x.webhooks}
         return [
             (provider, name)
             for provider in sorted(providers)

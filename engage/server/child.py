@@ -96,7 +96,7 @@ class Setup:
     #: Descriptor of the file in which the workers count their connections
     #: (:mod:`engage.http1.shares`); ``None`` if there is only one worker.
     shares: int | None = None
-    #: Memory that all workers have for rate limits (:mod:`engage.keys.buckets`).
+    #: Memory that all workers have for rate limits (:mod:`engage.keys.limits`).
     buckets: int | None = None
     #: Set if the child is a loader, the console, or the helper process; otherwise it is a worker.
     loads: bool = False

@@ -93,7 +93,7 @@ async def start_child(setup: Setup, inherited: Sequence[socket.socket] = ()) -> 
     """
     ours, theirs = socket.socketpair()
     sockets = [sock.fileno() for sock in inherited]
-    shared = [one for one in (setup.shares, setup.buckets) if one is not None]
+    shared = [part for part in (setup.shares, setup.buckets) if part is not None]
     environment = dict(os.environ)
     if setup.kind in ("console", "helper"):
         # The metrics are those of the workers.

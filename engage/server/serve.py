@@ -96,26 +96,26 @@ def check_ports(config: Config) -> list[str]:
     if console is not None:
         listeners.append(("console.", console.host, console.port))
     warnings: list[str] = []
-    found: list[tuple[str, str, int]] = []
+    ports: list[tuple[str, str, int]] = []
     for key, host, port in listeners:
         try:
             address = own_address(host, keys=f"{key}host")
         except EngageError as error:
             warnings.append(str(error))
             continue
-        for other, taken, its_port in found:
+        for other, taken, its_port in ports:
             if port == its_port != 0 and _overlap(address, taken):
                 same = f"{key}port: is the same port as {other}port"
                 raise ConfigError(f"{config.path}: {same}; use a different one")
-        found.append((key, address, port))
+        ports.append((key, address, port))
     return warnings
 
 
-def _overlap(one: str, other: str) -> bool:
+def _overlap(host: str, other: str) -> bool:
     """Return whether two sockets of these addresses cannot have one port."""
     # :: also takes the connections over IPv4.
-    ipv4 = ":" not in one + other
-    return one == other or "::" in (one, other) or (ipv4 and "0.0.0.0" in (one, other))  # noqa: S104
+    ipv4 = ":" not in host + other
+    return host == other or "::" in (host, other) or (ipv4 and "0.0.0.0" in (host, other))  # noqa: S104
 
 
 def _raise_open_file_limit(connections: int) -> None:
@@ -125,17 +125,17 @@ def _raise_open_file_limit(connections: int) -> None:
     import resource
 
     # The others are for the store, the log, and connections that are answered "too many".
-    wanted = connections + 512
+    files = connections + 512
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
-    if soft == unlimited or soft >= wanted:
+    if soft == unlimited or soft >= files:
         return
-    possible = wanted if hard == unlimited else min(wanted, hard)
+    possible = files if hard == unlimited else min(files, hard)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (possible, hard))
     except (OSError, ValueError):  # macOS has a lower limit that it does not report.
         possible = soft
-    if possible < wanted:
+    if possible < files:
         _log.warning(
             "server.max_connections is %d, but the system allows only %d open files, so there will"
             " be fewer connections (ulimit -n, LimitNOFILE)",

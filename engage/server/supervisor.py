@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from engage.api import EngageError
 from engage.http1.shares import Shares, make_shares
 from engage.http1.sockets import url_of
-from engage.keys.buckets import make_buckets_file
+from engage.keys.limits import make_buckets_file
 from engage.server.child import Setup
 from engage.server.children import Child, start_child
 from engage.server.keepers import ConsoleKeeper, HelperKeeper

@@ -27,10 +27,9 @@ from engage.api import (
 from engage.copy.backups import last_backup
 from engage.http1.sockets import url_of
 from engage.monitoring import logs
-from engage.monitoring.history import History
+from engage.monitoring.history import History, expire_history, record_periodically
 from engage.monitoring.metrics import Metrics
 from engage.monitoring.prometheus import SharedNumbers, registry_of
-from engage.monitoring.recorder import expire_history, record_periodically
 from engage.server.metrics_endpoint import serve_metrics
 from engage.store.facade import Storage
 from engage.upkeep.budgets import fullness
@@ -84,7 +83,7 @@ class Worker:
     :param supervised: see :attr:`engage.api.StorageContext.supervised`.
     :param serves_metrics: whether it serves the metrics although it has a parent.
     :param shares: how many connections the other workers have; ``None`` if there are no others.
-    :param buckets: see :func:`engage.keys.buckets.open_buckets`.
+    :param buckets: see :func:`engage.keys.limits.open_buckets`.
     :param ready: called once when requests are answered.
     """
 
@@ -270,7 +269,7 @@ def start_task(
 async def sample(store: Storage, metrics: Metrics) -> None:
     """Read the gauges of a storage every few seconds, until cancelled."""
     while True:
-        metrics.storage(store.gauges(), store.gauge_texts)
+        metrics.report("storage", store.gauges(), store.gauge_texts)
         await asyncio.sleep(SAMPLE_SECONDS)
 
 

@@ -181,8 +181,8 @@ def fold(
                     _keep_greatest(folded.memberships[subject], group, version, assigned)
                 case Link(user, anonymous):
                     link = ((workspace, USER, user), anonymous)
-                    known = known_links.get(link)
-                    if known is None or event.received_at <= known:
+                    cached = known_links.get(link)
+                    if cached is None or event.received_at <= cached:
                         first = (event.received_at, event.message_id, event.origin)
                         folded.links[link] = min(first, folded.links.get(link, first))
                 case LinkDecision(user, anonymous, counts):
@@ -215,9 +215,9 @@ def _extend(seen: dict[Person, tuple[int, int]], subject: Person, at: int) -> No
 def _keep_greatest(
     registers: dict[Any, tuple[Version, Any]], key: Any, version: Version, value: Any
 ) -> None:
-    known = registers.get(key)
+    register = registers.get(key)
     # Of two changes of one event, the second wins.
-    if known is None or known[0] <= version:
+    if register is None or register[0] <= version:
         registers[key] = (version, value)
 
 
@@ -299,7 +299,7 @@ class _Write:
             else:
                 totals[visitor[0]] += 1
         for workspace in {workspace for workspace, *_ in late}:
-            mine = [one for one in late if one[0] == workspace]
+            mine = [visitor for visitor in late if visitor[0] == workspace]
             # The visitors that this write changes or links stay.
             kept = {name for *_, name in self.profiles}
             kept.update(name for _, name in self.folded.links)
@@ -316,18 +316,18 @@ class _Write:
             folded.traits.pop(person, None)
             folded.memberships.pop(person, None)
         identified: list[dict[_Trait, Any]] = [folded.claims, folded.forms]
-        for found in identified:
-            for key in [key for key in found if key[:3] in people]:
-                del found[key]
+        for by_trait in identified:
+            for key in [key for key in by_trait if key[:3] in people]:
+                del by_trait[key]
 
     def set_times(self) -> None:
         """Set when people were first and last seen."""
         for person, (first, last) in self.folded.seen.items():
-            one = self.profiles[person]
-            if one.created_at is not None and one.updated_at is not None:
-                first, last = min(first, one.created_at), max(last, one.updated_at)
-            if (first, last) != (one.created_at, one.updated_at):
-                one.created_at, one.updated_at = first, last
+            profile = self.profiles[person]
+            if profile.created_at is not None and profile.updated_at is not None:
+                first, last = min(first, profile.created_at), max(last, profile.updated_at)
+            if (first, last) != (profile.created_at, profile.updated_at):
+                profile.created_at, profile.updated_at = first, last
                 self.changed.add(person)
         for person, at in self.folded.visited.items():
             if person in self.profiles and at > (self.profiles[person].changed_at or 0):
@@ -343,9 +343,9 @@ class _Write:
         forms: dict[_Trait, str | None] = {}
         rows = self.rows[TRAITS] = []
         for person, registers in folded.traits.items():
-            one, is_new, so_far = self.profiles[person], person in self.new, len(rows)
-            most, most_bytes, _ = room[one.kind]
-            count, used = one.traits, one.trait_bytes
+            profile, is_new, so_far = self.profiles[person], person in self.new, len(rows)
+            most, most_bytes, _ = room[profile.kind]
+            count, used = profile.traits, profile.trait_bytes
             for trait, (version, value) in registers.items():
                 key, before = (*person, trait), 0
                 if not is_new and key in stored:
@@ -368,7 +368,7 @@ class _Write:
                 if identifies:
                     forms[key] = folded.forms[key]
             if len(rows) > so_far:
-                one.traits, one.trait_bytes = count, used
+                profile.traits, profile.trait_bytes = count, used
                 self.changed.add(person)
         if folded.forms:
             yield from self._set_identifiers(forms)
@@ -390,34 +390,34 @@ class _Write:
         before = {key: (value, at) for key, (*_, value, at) in stored.items()}
         current: dict[_Trait, tuple[str, int]] = {}
         others: dict[_Trait, dict[str, int]] = {}
-        for key, found in claims.items():
+        for key, values in claims.items():
             so_far = before.get(key)
             if so_far is not None:
                 value, claimed_at = so_far
-                if (at := found.pop(value, claimed_at)) < claimed_at:
+                if (at := values.pop(value, claimed_at)) < claimed_at:
                     # That is rare, because events usually arrive in order.
                     before[key] = current[key] = so_far = value, at
-            if found or (key in forms and forms[key] != (so_far and so_far[0])):
+            if values or (key in forms and forms[key] != (so_far and so_far[0])):
                 # The value so far was claimed first.
-                others[key] = found if so_far is None else dict([so_far]) | found
+                others[key] = values if so_far is None else dict([so_far]) | values
         earlier = [key for key in others if key[:3] not in self.new]
         kept = (yield Under(CLAIMS, earlier)) if earlier else {}
         rows = self.rows[CLAIMS] = []
         gone: list[_Trait] = []
-        for key, found in others.items():
-            known = {value: at for *_, value, at in kept.get(key, ())}
-            count, was = len(known), before[key][0] if key in before else None
+        for key, values in others.items():
+            claimed = {value: at for *_, value, at in kept.get(key, ())}
+            count, was = len(claimed), before[key][0] if key in before else None
             now = forms.get(key, was)
-            for other, at in found.items():
-                has_room = other in known or count < MAX_CLAIMS
-                count += has_room and other not in known
-                if other != now and has_room and at < known.get(other, at + 1):
+            for other, at in values.items():
+                has_room = other in claimed or count < MAX_CLAIMS
+                count += has_room and other not in claimed
+                if other != now and has_room and at < claimed.get(other, at + 1):
                     rows.append((*key, other, at))
             if now is None and was is not None:
                 gone.append(key)
                 current.pop(key, None)
             elif now is not None and now != was:
-                current[key] = now, min(found[now], known.get(now, found[now]))
+                current[key] = now, min(values[now], claimed.get(now, values[now]))
         if gone:
             yield Delete(IDENTIFIERS, gone)
         self.rows[IDENTIFIERS] = [(*key, *claim) for key, claim in current.items()]
@@ -428,18 +428,18 @@ class _Write:
         room = {number: self.limits.of(kind) for number, kind in KIND_OF.items()}
         rows = self.rows[MEMBERSHIPS] = []
         for person, registers in self.folded.memberships.items():
-            one = self.profiles[person]
+            profile = self.profiles[person]
             for group, (version, assigned) in registers.items():
                 key = (*person, group)
                 if key in stored:
                     *_, at, message_id, origin, _ = stored[key]
                     if (at, message_id, origin) > version:
                         continue
-                elif one.memberships >= room[one.kind][-1]:
+                elif profile.memberships >= room[profile.kind][-1]:
                     self.dropped += 1
                     continue
                 else:
-                    one.memberships += 1
+                    profile.memberships += 1
                 self.changed.add(person)
                 rows.append((*key, *version, int(assigned)))
 
@@ -454,31 +454,31 @@ class _Write:
         kept = {}
         for pair in pairs:
             person, name = pair
-            one, made, key = self.profiles[person], self.folded.links.get(pair), (*person, name)
-            known = LinkRow(*stored[key]) if key in stored else LinkRow(*key)
-            first = known.first
-            if made is not None and first is None and one.links >= self.limits.links:
+            profile, made, key = self.profiles[person], self.folded.links.get(pair), (*person, name)
+            row = LinkRow(*stored[key]) if key in stored else LinkRow(*key)
+            first = row.first
+            if made is not None and first is None and profile.links >= self.limits.links:
                 made = None
                 self.dropped += 1
             if made is not None:
                 if first is None:
                     first = made
-                    one.links += 1
+                    profile.links += 1
                     self.changed.add(person)
                 first = min(first, made)
                 kept[pair] = first[0]
-            decision = max(known.decision, self.folded.decisions.get(pair, known.decision))
-            if (first, decision) != (known.first, known.decision):
+            decision = max(row.decision, self.folded.decisions.get(pair, row.decision))
+            if (first, decision) != (row.first, row.decision):
                 version, undone = decision
                 rows.append((*key, *(first or (None, "", "")), *version, int(undone)))
         return kept
 
 
-def _make_room(workspace: str, wanted: int, kept: Collection[str]) -> Steps[int]:
+def _make_room(workspace: str, count: int, kept: Collection[str]) -> Steps[int]:
     """Delete visitors that only public keys made, and that may expire: those without an identifier
     first, and of those that are examined at once the least recently changed.
 
-    :param wanted: how many are to be deleted.
+    :param count: how many are to be deleted.
     :param kept: anonymous ids of visitors that stay.
     :return: how many were deleted.
     """
@@ -492,19 +492,19 @@ def _make_room(workspace: str, wanted: int, kept: Collection[str]) -> Steps[int]
             equal={"kind": VISITOR, "workspace": workspace},
             after=places.get(place),
         )
-        some = [one for one in starmap(Profile, page.rows) if one.name not in kept]
-        named = yield Under(IDENTIFIERS, [one.person for one in some])
-        trusted = yield Get(TRAITS, [(*one.person, TRUSTED) for one in some])
+        some = [row for row in starmap(Profile, page.rows) if row.name not in kept]
+        named = yield Under(IDENTIFIERS, [row.person for row in some])
+        trusted = yield Get(TRAITS, [(*row.person, TRUSTED) for row in some])
         free = yield from may_expire(
             [
-                one
-                for one in some
-                if bool(named[one.person]) is place[1] and (*one.person, TRUSTED) not in trusted
+                row
+                for row in some
+                if bool(named[row.person]) is place[1] and (*row.person, TRUSTED) not in trusted
             ]
         )
-        old = sorted(free, key=attrgetter("changed_at"))[: wanted - gone]
-        gone += yield from delete_profiles([one.person for one in old])
-        if gone == wanted:
+        old = sorted(free, key=attrgetter("changed_at"))[: count - gone]
+        gone += yield from delete_profiles([row.person for row in old])
+        if gone == count:
             break
         places[place] = page.place if page.more else None
     yield Remember(SEARCHED, places)

@@ -136,22 +136,22 @@ class Chooser:
     def apply(self, change: SubscriptionChange) -> list[Row]:
         """Apply a change, and return its audit records."""
         records = []
-        for group, wanted in change.choices.items():
+        for group, subscribed in change.choices.items():
             *_, before, updated_at, _ = self.choices.get(group, (None, None, None))
             if change.dated and updated_at is not None and updated_at >= change.at:
                 continue
             at = change.at if updated_at is None else max(change.at, updated_at + 1)
-            self.choices[group] = (*self._whose, group, int(wanted), at, change.id)
+            self.choices[group] = (*self._whose, group, int(subscribed), at, change.id)
             self.changed[group] = None
-            if before != wanted:
+            if before != subscribed:
                 source = change.how, change.secret, change.user_agent, change.address
-                record = (*self._whose, group, before, int(wanted), change.at, *source)
+                record = (*self._whose, group, before, int(subscribed), change.at, *source)
                 records.append((None, change.id, *record))
         return records
 
     def is_idle(self, key: bytes) -> bool:
         """Return whether a change is remembered that had no effect."""
-        return any(one.endswith(key) for one in self.idle)
+        return any(remembered.endswith(key) for remembered in self.idle)
 
     def remember(self, key: bytes) -> None:
         """Remember that a change had no effect, and forget the oldest if there are too many."""
@@ -172,8 +172,8 @@ def _idle(whose: Key) -> Steps[list[bytes]]:
     """Return the keys of the changes without effect that are remembered, the oldest first."""
     prefix = _prefix(whose)
     low, high = prefix + _NUMBER.pack(0), prefix + b"\xff" * _NUMBER.size
-    found = yield Pages(CHANGES, MAX_ROWS, by=("key",), low=low, high=high)
-    return [key for (key,) in found.rows]
+    part = yield Pages(CHANGES, MAX_ROWS, by=("key",), low=low, high=high)
+    return [key for (key,) in part.rows]
 
 
 @plan()
@@ -187,11 +187,11 @@ def apply_all(changes: Sequence[SubscriptionChange]) -> Steps[list[dict[str, boo
 
     :return: after each change, all choices of its subject.
     """
-    keys = [(key_of(one.workspace_id, one.id),) for one in changes]
-    whose = [_whose(one.workspace_id, one.subject) for one in changes]
+    keys = [(key_of(change.workspace_id, change.id),) for change in changes]
+    whose = [_whose(change.workspace_id, change.subject) for change in changes]
     applied = {*(yield Get(CHANGES, set(keys)))}
     choices = yield Under(CHOICES, set(whose))
-    people = {one: Chooser(one, choices[one]) for one in dict.fromkeys(whose)}
+    people = {subject: Chooser(subject, choices[subject]) for subject in dict.fromkeys(whose)}
     # When a dated change was received is not known.
     erased = yield from covered(
         [
@@ -200,9 +200,9 @@ def apply_all(changes: Sequence[SubscriptionChange]) -> Steps[list[dict[str, boo
         ]
     )
     # Who has no choice has no change without effect.
-    for one in {x: None for x, key in zip(whose, keys, strict=True) if key not in applied}:
-        if choices[one]:
-            people[one].stored_idle = people[one].idle = yield from _idle(one)
+    for subject in {x: None for x, key in zip(whose, keys, strict=True) if key not in applied}:
+        if choices[subject]:
+            people[subject].stored_idle = people[subject].idle = yield from _idle(subject)
     made, new, records, states = [], [], [], []
     for change, subject, key, gone in zip(changes, whose, keys, erased, strict=True):
         person = people[subject]
@@ -217,13 +217,13 @@ def apply_all(changes: Sequence[SubscriptionChange]) -> Steps[list[dict[str, boo
         states.append(person.state())
     if made:
         everyone = people.values()
-        new += [(one,) for x in everyone for one in x.idle if one not in x.stored_idle]
-        old = [(one,) for x in everyone for one in x.stored_idle if one not in x.idle]
+        new += [(key,) for x in everyone for key in x.idle if key not in x.stored_idle]
+        old = [(key,) for x in everyone for key in x.stored_idle if key not in x.idle]
         yield Put(CHANGES, new)
         yield Delete(CHANGES, old)
         yield Put(CHOICES, [x.choices[group] for x in everyone for group in x.changed])
         yield Add(HISTORY, records)
-        yield from chose([one for one in made if one[0][1] == _USER])
+        yield from chose([choice for choice in made if choice[0][1] == _USER])
     return states
 
 
@@ -255,15 +255,15 @@ def unlike(
             how="",
         )
         said.apply(change)
-    wanted = {group: (row[4], row[5]) for group, row in said.choices.items()}
+    recorded = {group: (row[4], row[5]) for group, row in said.choices.items()}
     # A choice that is repeated is later than its record.
     return [
         group
-        for group in sorted({*choices, *wanted})
+        for group in sorted({*choices, *recorded})
         if group not in choices
-        or group not in wanted
-        or choices[group][0] != wanted[group][0]
-        or choices[group][1] < wanted[group][1]
+        or group not in recorded
+        or choices[group][0] != recorded[group][0]
+        or choices[group][1] < recorded[group][1]
     ]
 
 
@@ -290,19 +290,19 @@ def preferences(
     if identifier is None and subject.kind is Kind.USER:
         named = yield from certain(workspace_id, subject.id)
     elif identifier is None:
-        found = yield from visitor(workspace_id, subject.id)
-        named = dict.fromkeys(() if found is None else found.traits)
-    known = [
+        profile = yield from visitor(workspace_id, subject.id)
+        named = dict.fromkeys(() if profile is None else profile.traits)
+    given = [
         (channel, trait, named[trait])
         for channel, trait in ADDRESS_TRAITS.items()
         if trait in named
     ]
-    formed = [(channel, suppressed_address(channel, value or "")) for channel, _, value in known]
+    formed = [(channel, suppressed_address(channel, value or "")) for channel, _, value in given]
     addresses = [(channel, form) for channel, form in formed if form is not None]
     return Preferences(
         choices=(yield from state(workspace_id, subject)),
         suppressions=(yield from find(workspace_id, [*forms(key, workspace_id, addresses)])),
-        left_out=sorted({trait for _, trait, value in known if value is None}),
+        left_out=sorted({trait for _, trait, value in given if value is None}),
     )
 
 
@@ -366,7 +366,7 @@ def erase(workspace_id: str, subject: Subject, pseudonym: str) -> Steps[tuple[in
     equal = dict(zip(_SUBJECT, whose, strict=True))
     records = yield from every(HISTORY, by=_SUBJECT, equal=equal)
     new = {change: str(uuid.uuid4()) for _, change, *_ in records}
-    keys = [one[-KEY_BYTES:] for one in idle] + [key_of(workspace_id, x) for x in new.values()]
+    keys = [key[-KEY_BYTES:] for key in idle] + [key_of(workspace_id, x) for x in new.values()]
     yield Put(CHANGES, [(key,) for key in keys])
     yield Delete(CHANGES, [(key,) for key in idle])
     erased: list[Row] = []

@@ -48,15 +48,15 @@ COUNTS: Final = Table(
 @plan()
 def put(counts: Sequence[Count]) -> Steps[None]:
     """Write registers; of several values of one register the greatest stays."""
-    keys = [(one.name, one.workspace_id, orjson.dumps(one.labels).decode()) for one in counts]
+    keys = [(x.name, x.workspace_id, orjson.dumps(x.labels).decode()) for x in counts]
     series = yield Get(SERIES, set(keys))
     if new := [key for key in dict.fromkeys(keys) if key not in series]:
         yield Add(SERIES, [(*key, None) for key in new])
         series |= yield Get(SERIES, new)
     rows: dict[Row, Row] = {}
-    for key, one in sorted(zip(keys, counts, strict=True), key=lambda pair: pair[1].value):
-        register = (one.step, one.at, series[key][3], one.process)
-        rows[register] = (*register, one.value)
+    for key, count in sorted(zip(keys, counts, strict=True), key=lambda pair: pair[1].value):
+        register = (count.step, count.at, series[key][3], count.process)
+        rows[register] = (*register, count.value)
     yield Put(COUNTS, list(rows.values()))
 
 
@@ -71,23 +71,23 @@ def sums(
     limit: int,
 ) -> Steps[Page[CountSum]]:
     """Return a page of the sums over all processes; see :meth:`Counts.counts`."""
-    wanted: dict[str, Any] = {} if names is None else {"name": names}
+    filters: dict[str, Any] = {} if names is None else {"name": names}
     if workspace_id is not None:
-        wanted["workspace"] = [workspace_id]
-    series = {row[3]: row for row in (yield from every(SERIES, one_of=wanted))}
-    one_of = {"series": series.keys()} if wanted else {}
+        filters["workspace"] = [workspace_id]
+    series = {row[3]: row for row in (yield from every(SERIES, one_of=filters))}
+    one_of = {"series": series.keys()} if filters else {}
     last = place_of(after, int, int)
     place = None if last is None else (step, *last, LAST_TEXT)
-    found: dict[tuple[int, int], list[int]] = {}
+    registers: dict[tuple[int, int], list[int]] = {}
     more = bool(series)
-    while more and len(found) <= limit:
+    while more and len(registers) <= limit:
         page = yield Pages(
             COUNTS, MAX_ROWS, (), {"step": step}, one_of, low=since, high=until, after=place
         )
         for row in page.rows:
-            found.setdefault(row[1:3], []).append(row[4])
+            registers.setdefault(row[1:3], []).append(row[4])
         place, more = page.place, page.more
-        if more and len(page.rows) < MAX_ROWS and place[1:3] not in found:
+        if more and len(page.rows) < MAX_ROWS and place[1:3] not in registers:
             break  # It looked at enough registers. That of the place is not wanted.
     items = [
         CountSum(
@@ -99,11 +99,11 @@ def sums(
             greatest=max(values),
             processes=len(values),
         )
-        for (at, number), values in itertools.islice(found.items(), limit)
+        for (at, number), values in itertools.islice(registers.items(), limit)
     ]
-    if len(found) > limit:
+    if len(registers) > limit:
         # The registers of the counter behind it may be on the next page.
-        return Page(items, cursor_of([*found][limit - 1]))
+        return Page(items, cursor_of([*registers][limit - 1]))
     return Page(items, cursor_of(place[1:3]) if more and place else None)
 
 

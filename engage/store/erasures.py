@@ -35,13 +35,13 @@ def put(tombstones: Sequence[Record], done: bool) -> Steps[str | None]:
     :param done: whether all that they stand for is erased.
     :return: the fingerprint of the key by which the executing process compares ids with them.
     """
-    ordered = sorted(tombstones, key=lambda one: one.at)
-    new = {(ERASURE, one.workspace_id, one.id): one for one in ordered}
+    ordered = sorted(tombstones, key=lambda record: record.at)
+    new = {(ERASURE, record.workspace_id, record.id): record for record in ordered}
     stored = {key: record_of(row) for key, row in (yield Get(RECORDS, new.keys())).items()}
     rows = [
-        (*key, one.body, one.at, there.version + 1 if there else 1)
-        for key, one in new.items()
-        if not (there := stored.get(key)) or there.at < one.at or (done and there.at == one.at)
+        (*key, record.body, record.at, old.version + 1 if old else 1)
+        for key, record in new.items()
+        if not (old := stored.get(key)) or old.at < record.at or (done and old.at == record.at)
     ]
     if rows:
         yield Put(RECORDS, rows)

@@ -160,37 +160,37 @@ def write(rows: Sequence[Row]) -> Steps[tuple[dict[int, Outcome], int]]:
     others: dict[int, Outcome] = {}
     first: dict[Key, Row] = {}
     # None: at most a link. It is usually known, so the changes are computed when they are needed.
-    found: dict[Key, Changing | None] = {}
+    changes: dict[Key, Changing | None] = {}
     for index, row in enumerate(rows):
         key = row[:3]
         if key in first:
             continue
         if row[_TYPE] in _CHANGING:
             try:
-                found[key] = changing(event_of(row))
+                changes[key] = changing(event_of(row))
             except UnstorableError as reason:
                 others[index] = Outcome(Status.REFUSED, str(reason))
                 continue
         elif row[_USER_ID] is not None and row[_ANONYMOUS_ID] is not None:
-            found[key] = None
+            changes[key] = None
         first[key] = row
     stored: dict[Key, Row] = yield Add(EVENTS, first.values())
     if stored or erased or len(first) + len(others) < len(rows):
         _add_duplicates(others, rows, first, stored)
-    if not found:
+    if not changes:
         return others, 0
-    known = yield Recall(KNOWN_LINKS)
+    cached = yield Recall(KNOWN_LINKS)
     changed = []
-    for key, one in found.items():
+    for key, change in changes.items():
         if key in stored:
             continue
-        if one is None:
+        if change is None:
             row = first[key]
             link, at = ((row[0], USER, row[_USER_ID]), row[_ANONYMOUS_ID]), row[_RECEIVED_AT]
-            if known.get(link, at) < at:
+            if cached.get(link, at) < at:
                 continue
-            one = changing(event_of(row))
-        changed.append(one)
+            change = changing(event_of(row))
+        changed.append(change)
     return others, (yield from apply(changed)) if changed else 0
 
 
@@ -229,35 +229,35 @@ def _erased(key: Key, received_at: int, mark: bytes) -> Row:
 @plan()
 def find(workspace_id: str, origin: str, message_id: str) -> Steps[Event | None]:
     """Return the event of an identity."""
-    found = yield Get(EVENTS, [(workspace_id, origin, message_id)])
-    events = map(event_of, found.values())
-    return next((one for one in events if one.type != ERASED_TYPE), None)
+    rows = yield Get(EVENTS, [(workspace_id, origin, message_id)])
+    events = map(event_of, rows.values())
+    return next((event for event in events if event.type != ERASED_TYPE), None)
 
 
 @plan()
-def scan(wanted: EventFilter, after: str | None, limit: int, reverse: bool) -> Steps[Page[Event]]:
+def scan(criteria: EventFilter, after: str | None, limit: int, reverse: bool) -> Steps[Page[Event]]:
     """Return a page in the order of arrival, or newest first."""
-    types = [one for one in EVENT_TYPES if wanted.type in (None, one)]  # None is an erased event.
+    types = [x for x in EVENT_TYPES if criteria.type in (None, x)]  # None is an erased event.
     one_of: dict[Any, Sequence[str]] = {"type": types}
-    if wanted.ids is not None:
-        one_of["user_id", "anonymous_id"] = [*filter(is_text, wanted.ids)]
-    equal = {name: getattr(wanted, name) for name in ("user_id", "name", "origin")}
-    found = yield Pages(
+    if criteria.ids is not None:
+        one_of["user_id", "anonymous_id"] = [*filter(is_text, criteria.ids)]
+    equal = {name: getattr(criteria, name) for name in ("user_id", "name", "origin")}
+    page = yield Pages(
         EVENTS,
         limit,
-        equal=_given(workspace=wanted.workspace_id, **equal),
+        equal=_given(workspace=criteria.workspace_id, **equal),
         one_of=one_of,
-        least=_given(received_at=wanted.since),
-        below=_given(received_at=wanted.until),
-        begins=wanted.begins,
+        least=_given(received_at=criteria.since),
+        below=_given(received_at=criteria.until),
+        begins=criteria.begins,
         after=_place_of(after),
         reverse=reverse,
         most=MAX_ROWS,
     )
-    events = [*map(event_of, found.rows)]
-    if wanted.begins or wanted.ids is not None:
-        events = [*filter(wanted.matches, events)]
-    return Page(events, str(found.place[0]) if found.more else None)
+    events = [*map(event_of, page.rows)]
+    if criteria.begins or criteria.ids is not None:
+        events = [*filter(criteria.matches, events)]
+    return Page(events, str(page.place[0]) if page.more else None)
 
 
 @plan()
@@ -277,9 +277,9 @@ def follow(after: str | None, since: int | None, limit: int) -> Steps[Page[Event
         raise ForeignCursor("the place is one of another store, or from before a restore")
     place = None if after is None else (number,)
     least = _given(received_at=since) if after is None else {}
-    found = yield Pages(EVENTS, limit, least=least, after=place)
-    events = [event_of(row) for row in found.rows if row[_TYPE] != ERASED_TYPE]
-    return Page(events, cursor_of((incarnation, *(found.place or (0,)))))
+    page = yield Pages(EVENTS, limit, least=least, after=place)
+    events = [event_of(row) for row in page.rows if row[_TYPE] != ERASED_TYPE]
+    return Page(events, cursor_of((incarnation, *(page.place or (0,)))))
 
 
 def _given(**values: Any) -> dict[str, Any]:
@@ -377,7 +377,7 @@ class Events(Executor):
             return None
         return await self.read(find, workspace_id, origin, message_id)
 
-    async def scan(self, wanted: EventFilter, *, after: str | None, limit: int) -> Page[Event]:
+    async def scan(self, criteria: EventFilter, *, after: str | None, limit: int) -> Page[Event]:
         """Return one page of events, in order of arrival (within a write, in their order).
 
         Every event that was acknowledged before the first page was read is returned exactly once.
@@ -386,10 +386,10 @@ class Events(Executor):
         :param after: the cursor of the previous page; ``None`` for the first page.
         :param limit: the maximum number of items.
         """
-        return await self.read(scan, wanted, after, limit, False)
+        return await self.read(scan, criteria, after, limit, False)
 
     async def recent(
-        self, wanted: EventFilter, *, before: str | None = None, limit: int
+        self, criteria: EventFilter, *, before: str | None = None, limit: int
     ) -> Page[Event]:
         """Return one page of events, newest first (the reverse of the order of arrival).
 
@@ -400,7 +400,7 @@ class Events(Executor):
         :param before: the cursor of the previous page; ``None`` for the newest events.
         :param limit: the maximum number of items.
         """
-        return await self.read(scan, wanted, before, limit, True)
+        return await self.read(scan, criteria, before, limit, True)
 
     async def follow(
         self, *, after: str | None, since: int | None = None, limit: int
@@ -446,7 +446,7 @@ class Events(Executor):
             is empty. The core compares it with what arrives later. An event that is erased already
             keeps its own.
         """
-        return await self.run(erase, [one.identity for one in events], marks)
+        return await self.run(erase, [event.identity for event in events], marks)
 
     async def reapply(self, events: Sequence[Event]) -> None:
         """Apply the changes of stored events again: an erased profile had them."""

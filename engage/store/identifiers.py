@@ -35,24 +35,24 @@ def _candidates(workspace_id: str, trait: str, value: str, *kinds: int) -> Steps
     """Return the identifiers of those who have a value, oldest claim first: of each kind, those
     that are examined."""
     by, equal = IDENTIFIERS.indexes[0], {"workspace": workspace_id, "trait": trait, "value": value}
-    found = yield Pages(IDENTIFIERS, MAX_CANDIDATES, by, equal)
-    rows = [row for row in starmap(Identifier, found.rows) if row.kind in kinds]
-    if found.more:
+    matches = yield Pages(IDENTIFIERS, MAX_CANDIDATES, by, equal)
+    rows = [row for row in starmap(Identifier, matches.rows) if row.kind in kinds]
+    if matches.more:
         rows = []
         for kind in kinds:
-            found = yield Pages(IDENTIFIERS, MAX_CANDIDATES, by, {**equal, "kind": kind})
-            rows += starmap(Identifier, found.rows)
+            matches = yield Pages(IDENTIFIERS, MAX_CANDIDATES, by, {**equal, "kind": kind})
+            rows += starmap(Identifier, matches.rows)
     return sorted(rows, key=attrgetter("claimed_at"))
 
 
 @plan()
 def find_users(workspace_id: str, trait: str, values: Sequence[str]) -> Steps[dict[str, list[str]]]:
     """Return the users who have one of these values: value → user ids, oldest claim first."""
-    found = {}
+    by_value = {}
     for value in values:
         if users := (yield from _having(workspace_id, trait, value)):
-            found[value] = users
-    return found
+            by_value[value] = users
+    return by_value
 
 
 def _having(workspace_id: str, trait: str, value: str) -> Steps[list[str]]:
@@ -63,24 +63,24 @@ def _having(workspace_id: str, trait: str, value: str) -> Steps[list[str]]:
     seen: set[Person] = set()
     for start in range(0, len(candidates), MAX_USERS):
         step = candidates[start : start + MAX_USERS]
-        own = yield from profiles([one.person for one in step if one.kind == USER])
+        own = yield from profiles([row.person for row in step if row.kind == USER])
         owner = yield from owners([(x.workspace, x.name) for x in step if x.kind == VISITOR])
-        found_users = {one.person: one for one in own if one.exists}
+        found_users = {user.person: user for user in own if user.exists}
         rows = {}
-        for one in step:
-            if one.kind == USER:
-                user = found_users.get(one.person)
+        for row in step:
+            if row.kind == USER:
+                user = found_users.get(row.person)
             else:
-                user = owner.get((one.workspace, one.name))
+                user = owner.get((row.workspace, row.name))
             if user is not None and user.person not in seen:
                 seen.add(user.person)
                 rows[user.person] = user
         people = yield from with_visitors([*rows.values()])
-        everyone = [one for user, _, visitors in people for one in (user, *visitors)]
-        stored = yield Get(TRAITS, [(*one.person, trait) for one in everyone])
+        everyone = [profile for user, _, visitors in people for profile in (user, *visitors)]
+        stored = yield Get(TRAITS, [(*profile.person, trait) for profile in everyone])
         traits = {key[:3]: [row] for key, row in stored.items()}
         for user, _, visitors in people:
-            some = [registers(one, traits, {}) for one in (user, *visitors)]
+            some = [registers(profile, traits, {}) for profile in (user, *visitors)]
             won = api.winner(trait, some[0], some[1:], limits)
             if identifier_value(trait, won) == value:
                 users.append(user.name)
@@ -94,14 +94,14 @@ def find_visitors(
     workspace_id: str, trait: str, values: Sequence[str]
 ) -> Steps[dict[str, list[str]]]:
     """Return the visitors without a user: value → anonymous ids, oldest claim first."""
-    found = {}
+    by_value = {}
     for value in values:
         some = yield from _candidates(workspace_id, trait, value, VISITOR)
-        owner = yield from owners([(workspace_id, one.name) for one in some])
-        alone = [one.name for one in some if (workspace_id, one.name) not in owner]
+        owner = yield from owners([(workspace_id, row.name) for row in some])
+        alone = [row.name for row in some if (workspace_id, row.name) not in owner]
         if alone:
-            found[value] = alone[:MAX_USERS]
-    return found
+            by_value[value] = alone[:MAX_USERS]
+    return by_value
 
 
 @plan()
@@ -110,10 +110,10 @@ def holders(
 ) -> Steps[Page[Subject]]:
     """Return a page of the users and visitors who have a value."""
     equal = {"workspace": workspace_id, "trait": trait, "value": value}
-    found = yield from page(
+    matches = yield from page(
         Identifier._make, IDENTIFIERS, equal, after, limit, by=IDENTIFIERS.indexes[0]
     )
-    return Page([Subject(KIND_OF[one.kind], one.name) for one in found.items], found.cursor)
+    return Page([Subject(KIND_OF[row.kind], row.name) for row in matches.items], matches.cursor)
 
 
 @plan()
@@ -127,8 +127,8 @@ def users_beginning(
         equal["trait"] = trait
         table, by = IDENTIFIER_HEADS, IDENTIFIERS.indexes[0][:3]
     end = text + chr(sys.maxunicode)
-    found = yield Pages(table, limit, by, equal, low=text, high=end)
-    return [name for _, _, name, *_ in found.rows]
+    matches = yield Pages(table, limit, by, equal, low=text, high=end)
+    return [name for _, _, name, *_ in matches.rows]
 
 
 @plan()
@@ -137,11 +137,11 @@ def named(
 ) -> Steps[tuple[list[str], list[str]]]:
     """Return the users and the visitors that have an id, or a value of an identifier trait."""
     ids, names = yield from people(workspace_id, [name], [name], 0)
-    found = [*ids], [*names]
+    both = [*ids], [*names]
     for trait, value in values.items():
-        found[0].extend((yield from find_users(workspace_id, trait, [value])).get(value, ()))
-        found[1].extend((yield from find_visitors(workspace_id, trait, [value])).get(value, ()))
-    return found
+        both[0].extend((yield from find_users(workspace_id, trait, [value])).get(value, ()))
+        both[1].extend((yield from find_visitors(workspace_id, trait, [value])).get(value, ()))
+    return both
 
 
 @plan()
@@ -150,17 +150,17 @@ def identifier_history(
 ) -> Steps[dict[str, list[str]]]:
     """Return the values of a trait that users have or had, by each of these ids."""
     people = yield from users(workspace_id, ids)
-    keys = [(*one.person, trait) for user, _, visitors in people for one in (user, *visitors)]
+    keys = [(*who.person, trait) for user, _, visitors in people for who in (user, *visitors)]
     current = yield Get(IDENTIFIER_HEADS, keys)
     earlier = yield Under(CLAIMS, keys)
-    found: dict[str, list[str]] = {}
+    history: dict[str, list[str]] = {}
     for user, _, visitors in people:
-        mine = [(*one.person, trait) for one in (user, *visitors)]
+        mine = [(*who.person, trait) for who in (user, *visitors)]
         values = {current[key][-1] for key in mine if key in current}
         values.update(value for key in mine for *_, value, _ in earlier[key])
         if values:
-            found[user.name] = [*values]
-    return found
+            history[user.name] = [*values]
+    return history
 
 
 # --------------------------------------------------------------------------------------- storage

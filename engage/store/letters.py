@@ -113,7 +113,7 @@ def storable(letter: DeadLetter) -> DeadLetter:
     except orjson.JSONEncodeError:
         values = {field.name: getattr(letter, field.name) for field in dataclasses.fields(letter)}
     values |= {name: text(value) for name, value in values.items() if isinstance(value, str)}
-    values["errors"] = [{name: text(one[name]) for name in one} for one in letter.errors]
+    values["errors"] = [{name: text(error[name]) for name in error} for error in letter.errors]
     values["headers"] = [(text(name), text(value)) for name, value in letter.headers]
     return DeadLetter(**values)
 
@@ -124,19 +124,19 @@ def keep(letters: Sequence[DeadLetter]) -> Steps[list[bool]]:
     erasure covers counts as kept."""
     erased = yield from covered([*map(_received, letters)])
     budgets = (yield Context()).dead_letter_budget
-    kept: set[Key] = {*(yield Get(HEADS, {(one.workspace_id, one.id) for one in letters}))}
-    keys = [total_of(one.workspace_id, one.origin, one.reason) for one in letters]
+    kept: set[Key] = {*(yield Get(HEADS, {(letter.workspace_id, letter.id) for letter in letters}))}
+    keys = [total_of(letter.workspace_id, letter.origin, letter.reason) for letter in letters]
     totals = yield Get(TOTALS, set(keys))
     used = {key: [*row[TOTALS.key :]] for key, row in totals.items()}
     rows: list[Row] = []
     result = []
-    for one, gone, key in zip(letters, erased, keys, strict=True):
-        identity = (one.workspace_id, one.id)
+    for letter, gone, key in zip(letters, erased, keys, strict=True):
+        identity = (letter.workspace_id, letter.id)
         if not gone and identity not in kept:
-            row = row_of(one)
+            row = row_of(letter)
             size = row[_SIZE]
             count, total = used.get(key, (0, 0))
-            most, most_bytes = budgets.of(one.budget)
+            most, most_bytes = budgets.of(letter.budget)
             if count < most and total + size <= most_bytes:
                 used[key] = [count + 1, total + size]
                 rows.append(row)
@@ -175,7 +175,7 @@ def scan(
 @plan(frees=True, overwrites=True)
 def remove(workspace_id: str, ids: Sequence[str]) -> Steps[int]:
     """Delete letters, and return how many there were."""
-    stored = yield Get(HEADS, {(workspace_id, one) for one in ids})
+    stored = yield Get(HEADS, {(workspace_id, letter_id) for letter_id in ids})
     return (yield from _delete(list(stored.values())))
 
 

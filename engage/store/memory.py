@@ -67,7 +67,7 @@ class MemoryTables:
 
     def rows(self, table: Table) -> list[Row]:
         """Return all rows of a table, in the order in which they arrived."""
-        return [row for _, row in sorted(self._tables[table.name].values(), key=lambda one: one[0])]
+        return [row for _, row in sorted(self._tables[table.name].values(), key=lambda x: x[0])]
 
     def _get(self, step: Get) -> dict[Key, Row]:
         rows = self._tables[step.table.name]
@@ -75,15 +75,15 @@ class MemoryTables:
         return {key: rows[key][1][:width] for key in step.keys if key in rows}
 
     def _under(self, step: Under) -> dict[Key, list[Row]]:
-        found: dict[Key, list[Row]] = {prefix: [] for prefix in step.prefixes}
-        width = len(next(iter(found), ()))
+        by_prefix: dict[Key, list[Row]] = {prefix: [] for prefix in step.prefixes}
+        width = len(next(iter(by_prefix), ()))
         for place, row in self._ordered(Pages(step.table, 0, step.by, step.equal)):
             values = place if step.by else row
-            if values[:width] in found and _has(step.table, row, step.equal):
+            if values[:width] in by_prefix and _has(step.table, row, step.equal):
                 if step.by and None in place:
                     continue
-                found[values[:width]].append(row)
-        return {prefix: rows[:1] if step.first else rows for prefix, rows in found.items()}
+                by_prefix[values[:width]].append(row)
+        return {prefix: rows[:1] if step.first else rows for prefix, rows in by_prefix.items()}
 
     def _add(self, step: Add) -> dict[Key, Row]:
         if step.table.columns[0] == "number":  # No row has a key yet.
@@ -118,10 +118,10 @@ class MemoryTables:
         rows[key] = (number, row)
 
     def _delete(self, step: Delete) -> int:
-        rows, wanted = self._tables[step.table.name], step.keys
-        if isinstance(wanted, Pages):
-            wanted = [row[: step.table.key] for row in self._page(wanted).rows]
-        keys = {key for key in wanted if key in rows}
+        rows, gone = self._tables[step.table.name], step.keys
+        if isinstance(gone, Pages):
+            gone = [row[: step.table.key] for row in self._page(gone).rows]
+        keys = {key for key in gone if key in rows}
         self._changes += [(rows, key, rows.pop(key)) for key in keys]
         return len(keys)
 
@@ -143,7 +143,7 @@ class MemoryTables:
         at = {name: index for index, name in enumerate(step.table.columns)}
         given = tuple(step.equal[name] for name in step.order[: step.given])
         after = None if step.after is None else _sortable(step.after)
-        found = []
+        entries = []
         for number, whole in self._tables[step.table.name].values():
             row = whole[: len(at)]
             if step.table.within is not None:
@@ -158,8 +158,8 @@ class MemoryTables:
                 and (after is None or (_sortable(place) < after) is step.reverse)
                 and place != step.after
             ):
-                found.append((place, row))
-        return sorted(found, key=lambda one: _sortable(one[0]), reverse=step.reverse)
+                entries.append((place, row))
+        return sorted(entries, key=lambda entry: _sortable(entry[0]), reverse=step.reverse)
 
     _EXECUTE: Final[dict[type, Callable[[Any, Any], Any]]] = {
         Get: _get,
@@ -199,7 +199,7 @@ def _is_wanted(step: Pages, row: Row) -> bool:
 
     def first(names: str | tuple[str, ...]) -> Value:
         values = [named[name] for name in ((names,) if isinstance(names, str) else names)]
-        return next((one for one in values if one is not None), None)
+        return next((value for value in values if value is not None), None)
 
     return (
         all(first(names) in values for names, values in step.one_of.items())

@@ -60,8 +60,8 @@ def page(
     """Read a page of rows as items. It may have fewer than ``limit``, or none, and a cursor."""
     step = Pages(table, limit, by, equal, least=least, reverse=reverse, most=MAX_ROWS)
     types = [NUMBER if name == "number" else table.types[name] for name in step.order]
-    found = yield step._replace(after=place_of(after, *types))
-    return Page([*map(make, found.rows)], cursor_of(found.place) if found.more else None)
+    part = yield step._replace(after=place_of(after, *types))
+    return Page([*map(make, part.rows)], cursor_of(part.place) if part.more else None)
 
 
 def every(
@@ -76,9 +76,9 @@ def every(
     place: Place | None = None
     more = True
     while more:
-        found = yield Pages(table, 1000, by, equal, one_of, after=place)
-        rows += found.rows
-        place, more = found.place, found.more
+        part = yield Pages(table, 1000, by, equal, one_of, after=place)
+        rows += part.rows
+        place, more = part.place, part.more
     return rows
 
 

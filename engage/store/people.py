@@ -83,7 +83,7 @@ def _profile(row: Row) -> Profile:
 
 def with_visitors(users: Sequence[Profile]) -> Steps[list[_User]]:
     """Return users with what is linked to them, and the visitors that belong to them."""
-    linked = [one.person for one in users if one.links]
+    linked = [user.person for user in users if user.links]
     if not linked:
         return [(user, (), ()) for user in users]
     links = {
@@ -91,14 +91,14 @@ def with_visitors(users: Sequence[Profile]) -> Steps[list[_User]]:
         for user, rows in (yield Under(LINKS, linked)).items()
     }
     ids = {(link.workspace, VISITOR, link.anonymous_id) for some in links.values() for link in some}
-    stored = {one.visitor: one for one in (yield from profiles(ids))}
+    stored = {profile.visitor: profile for profile in (yield from profiles(ids))}
     first = yield from first_users(stored)
     most = (yield Context()).profile_limits.user_visitors
-    found: dict[Person, tuple[Sequence[str], Sequence[Profile]]] = {}
+    theirs: dict[Person, tuple[Sequence[str], Sequence[Profile]]] = {}
     for user, mine in links.items():
         visitors = [stored[link.visitor] for link in mine if first.get(link.visitor) == user]
-        found[user] = [link.anonymous_id for link in mine], visitors[:most]
-    return [(user, *found.get(user.person, ((), ()))) for user in users]
+        theirs[user] = [link.anonymous_id for link in mine], visitors[:most]
+    return [(user, *theirs.get(user.person, ((), ()))) for user in users]
 
 
 # ------------------------------------------------------------------------------------------ reading
@@ -111,7 +111,7 @@ _Rows = Mapping[Person, Sequence[Row]]
 
 def _groups(people: Iterable[Profile]) -> Steps[_Rows]:
     """Read memberships."""
-    members = [one.person for one in people if one.memberships]
+    members = [profile.person for profile in people if profile.memberships]
     return (yield Under(MEMBERSHIPS, members)) if members else {}
 
 
@@ -120,12 +120,12 @@ def _joined(groups: _Rows, person: Person) -> list[str]:
     return sorted([group for *_, group, _, _, _, on in groups.get(person, ()) if on])
 
 
-def registers(one: Profile, traits: _Rows, groups: _Rows) -> Registers:
+def registers(profile: Profile, traits: _Rows, groups: _Rows) -> Registers:
     """Return what is stored of a user or a visitor."""
-    first, last = one.times
-    person = one.person
+    first, last = profile.times
+    person = profile.person
     return Registers(
-        id=one.name,
+        id=profile.name,
         created_at=first,
         updated_at=last,
         # By their names, each with its version first.
@@ -142,16 +142,16 @@ def _merged(people: Sequence[_User]) -> Steps[list[UserProfile]]:
     """Merge users with their visitors. Most users have none, and need no versions."""
     context = yield Context()
     alone = [user for user, _, visitors in people if not visitors]
-    together = [one for user, _, visitors in people if visitors for one in (user, *visitors)]
-    values = yield Under(VALUES, [one.person for one in alone])
-    traits = yield Under(TRAITS, [one.person for one in together])
+    together = [who for user, _, visitors in people if visitors for who in (user, *visitors)]
+    values = yield Under(VALUES, [profile.person for profile in alone])
+    traits = yield Under(TRAITS, [profile.person for profile in together])
     groups = yield from _groups((*alone, *together))
     users = []
     for user, names, visitors in people:
         space, person = user.workspace, user.person
         declared = context.identifiers.get(space, ())
         if visitors:
-            own, *others = (registers(one, traits, groups) for one in (user, *visitors))
+            own, *others = (registers(profile, traits, groups) for profile in (user, *visitors))
             users.append(api.merge(space, own, names, others, context.profile_limits, declared))
             continue
         current, times, trusted = _values(values[person])
@@ -197,8 +197,8 @@ def profile(workspace_id: str, user_id: str) -> Steps[UserProfile | None]:
 
 def users(workspace_id: str, ids: Sequence[str]) -> Steps[list[_User]]:
     """Return the users of these ids that exist."""
-    found = yield from profiles([(workspace_id, USER, name) for name in ids])
-    return (yield from with_visitors([one for one in found if one.exists]))
+    stored = yield from profiles([(workspace_id, USER, name) for name in ids])
+    return (yield from with_visitors([profile for profile in stored if profile.exists]))
 
 
 @plan()
@@ -218,13 +218,13 @@ def scan_users(workspace_id: str | None, after: str | None, limit: int) -> Steps
     rows, place, more = yield Pages(PROFILES, limit, equal=equal, after=place)
     users: list[UserProfile] = []
     size = 0
-    existing = [one for one in starmap(Profile, rows) if one.exists]
+    existing = [profile for profile in starmap(Profile, rows) if profile.exists]
     for step in _steps(existing):
         people = yield from with_visitors(step)
         for count, (user, _, visitors) in enumerate(people, 1):
             size += user.trait_bytes
-            for one in visitors:
-                size += one.trait_bytes
+            for profile in visitors:
+                size += profile.trait_bytes
             if size > MAX_PAGE_BYTES:
                 users += yield from _merged(people[:count])
                 return Page(users, cursor_of((user.number,)))
@@ -239,8 +239,8 @@ def _steps(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
 @plan()
 def visitor(workspace_id: str, anonymous_id: str) -> Steps[VisitorProfile | None]:
     """Return a visitor, or ``None`` if it does not exist."""
-    found = yield from profiles([(workspace_id, VISITOR, anonymous_id)])
-    return next(iter((yield from _visitors(found))), None)
+    stored = yield from profiles([(workspace_id, VISITOR, anonymous_id)])
+    return next(iter((yield from _visitors(stored))), None)
 
 
 @plan()
@@ -256,12 +256,12 @@ def people(
     :param linked: how many visitors that are linked to each user to return too, of those with an
         anonymous id greater than ``after``; ``None``: all.
     """
-    found = yield from _merged((yield from users(workspace_id, [*filter(is_text, ids)])))
-    links = [[one for one in user.anonymous_ids if one > after][:linked] for user in found]
-    wanted = {name for some in (filter(is_text, names), *links) for name in some}
-    stored = yield from profiles([(workspace_id, VISITOR, name) for name in wanted])
+    merged = yield from _merged((yield from users(workspace_id, [*filter(is_text, ids)])))
+    links = [[name for name in user.anonymous_ids if name > after][:linked] for user in merged]
+    named = {name for some in (filter(is_text, names), *links) for name in some}
+    stored = yield from profiles([(workspace_id, VISITOR, name) for name in named])
     visitors = yield from _visitors(stored)
-    return {one.user_id: one for one in found}, {one.anonymous_id: one for one in visitors}
+    return {user.user_id: user for user in merged}, {x.anonymous_id: x for x in visitors}
 
 
 @plan()
@@ -270,32 +270,32 @@ def scan_visitors(
 ) -> Steps[Page[VisitorProfile]]:
     """Return a page of visitors, in the order in which they were made."""
     equal = _of_kind(VISITOR, workspace_id)
-    found = yield from page(_profile, PROFILES, equal, after, limit)
-    return Page((yield from _visitors(found.items)), found.cursor)
+    part = yield from page(_profile, PROFILES, equal, after, limit)
+    return Page((yield from _visitors(part.items)), part.cursor)
 
 
 def _visitors(visitors: Sequence[Profile]) -> Steps[list[VisitorProfile]]:
-    owner = yield from owners([one.visitor for one in visitors])
-    values = yield Under(VALUES, [one.person for one in visitors])
+    owner = yield from owners([profile.visitor for profile in visitors])
+    values = yield Under(VALUES, [profile.person for profile in visitors])
     groups = yield from _groups(visitors)
-    found = []
-    for one in visitors:
-        user = owner.get(one.visitor)
-        current, times, _ = _values(values[one.person])
-        first, last = one.times
-        found.append(
+    made = []
+    for profile in visitors:
+        user = owner.get(profile.visitor)
+        current, times, _ = _values(values[profile.person])
+        first, last = profile.times
+        made.append(
             VisitorProfile(
-                workspace_id=one.workspace,
-                anonymous_id=one.name,
+                workspace_id=profile.workspace,
+                anonymous_id=profile.name,
                 user_id=None if user is None else user.name,
                 created_at=first,
                 updated_at=last,
-                groups=_joined(groups, one.person),
+                groups=_joined(groups, profile.person),
                 traits=current,
                 trait_times=times,
             )
         )
-    return found
+    return made
 
 
 @plan()
@@ -304,13 +304,13 @@ def scan_groups(
 ) -> Steps[Page[GroupProfile]]:
     """Return a page of groups, in the order in which they were made."""
     equal = _of_kind(GROUP, workspace_id)
-    found = yield from page(_profile, PROFILES, equal, after, limit)
-    stored = yield Under(VALUES, [one.person for one in found.items])
+    part = yield from page(_profile, PROFILES, equal, after, limit)
+    stored = yield Under(VALUES, [row.person for row in part.items])
     groups = []
-    for one in found.items:
-        traits, *_ = _values(stored[one.person])
-        groups.append(GroupProfile(workspace_id=one.workspace, group_id=one.name, traits=traits))
-    return Page(groups, found.cursor)
+    for row in part.items:
+        traits, *_ = _values(stored[row.person])
+        groups.append(GroupProfile(workspace_id=row.workspace, group_id=row.name, traits=traits))
+    return Page(groups, part.cursor)
 
 
 @plan()
@@ -321,16 +321,16 @@ def scan_rows(kind: int, after: str | None, limit: int) -> Steps[Page[PersonRows
         PROFILES, limit, equal={"kind": kind}, after=place_of(after, NUMBER)
     )
     people, size = [], 0
-    for one in starmap(Profile, rows):
-        people.append(one)
-        size += one.trait_bytes
+    for profile in starmap(Profile, rows):
+        people.append(profile)
+        size += profile.trait_bytes
         if size > MAX_PAGE_BYTES:
-            place, more = (one.number,), True
+            place, more = (profile.number,), True
             break
-    traits = yield Under(TRAITS, [one.person for one in people])
+    traits = yield Under(TRAITS, [profile.person for profile in people])
     groups = yield from _groups(people if kind != GROUP else ())
-    found = [(one.row, traits[one.person], groups.get(one.person, ())) for one in people]
-    return Page(found, cursor_of(place) if more else None)
+    items = [(who.row, traits[who.person], groups.get(who.person, ())) for who in people]
+    return Page(items, cursor_of(place) if more else None)
 
 
 # ----------------------------------------------------------------------------------------- links
@@ -338,33 +338,33 @@ def scan_rows(kind: int, after: str | None, limit: int) -> Steps[Page[PersonRows
 def links_to(workspace_id: str, anonymous_id: str) -> Steps[list[tuple[str, int]]]:
     """Return the links to an anonymous id that count, the first one first: user and time."""
     equal = {"workspace": workspace_id, "anonymous_id": anonymous_id}
-    found = yield Pages(LINKS, 1000, by=LINKS.indexes[0], equal={**equal, "undone": 0}, low=0)
-    return [(one.name, one.received_at or 0) for one in map(LinkRow._make, found.rows)]
+    part = yield Pages(LINKS, 1000, by=LINKS.indexes[0], equal={**equal, "undone": 0}, low=0)
+    return [(link.name, link.received_at or 0) for link in map(LinkRow._make, part.rows)]
 
 
 @plan()
 def linked_to(workspace_id: str, user_id: str) -> Steps[list[str]]:
     """Return the anonymous ids of a user."""
     user = (workspace_id, USER, user_id)
-    found = yield Under(LINKS, [user])
-    return [one.anonymous_id for one in map(LinkRow._make, found[user]) if one.counts]
+    rows = yield Under(LINKS, [user])
+    return [link.anonymous_id for link in map(LinkRow._make, rows[user]) if link.counts]
 
 
 @plan()
 def scan_links(after: str | None, limit: int) -> Steps[Page[StoredLink]]:
     """Return a page of links; see :meth:`~engage.store.facade.Storage.scan_links`."""
-    found = yield from page(LinkRow._make, LINKS, {}, after, limit)
+    part = yield from page(LinkRow._make, LINKS, {}, after, limit)
     links = [
         StoredLink(
-            workspace_id=one.workspace,
-            user_id=one.name,
-            anonymous_id=one.anonymous_id,
-            first=one.first,
-            counts=not one.undone,
+            workspace_id=link.workspace,
+            user_id=link.name,
+            anonymous_id=link.anonymous_id,
+            first=link.first,
+            counts=not link.undone,
         )
-        for one in found.items
+        for link in part.items
     ]
-    return Page(links, found.cursor)
+    return Page(links, part.cursor)
 
 
 # --------------------------------------------------------------------------------------- deleting
@@ -378,11 +378,11 @@ def old_visitors(
     """
     page = yield Pages(PROFILES, limit, equal={"kind": VISITOR}, after=place_of(after, NUMBER))
     old = yield from may_expire([*_changed_before(before, page.rows)])
-    return [one.person for one in old], cursor_of(page.place) if page.more else None
+    return [profile.person for profile in old], cursor_of(page.place) if page.more else None
 
 
 def _changed_before(before: int, rows: Iterable[Row]) -> Iterator[Profile]:
-    return (one for one in starmap(Profile, rows) if (one.changed_at or 0) < before)
+    return (profile for profile in starmap(Profile, rows) if (profile.changed_at or 0) < before)
 
 
 @plan(frees=True)
@@ -393,7 +393,7 @@ def delete_visitors(visitors: Sequence[Person], before: int) -> Steps[int]:
     """
     stored = yield Get(PROFILES, visitors)
     old = yield from may_expire([*_changed_before(before, stored.values())])
-    return (yield from delete_profiles([one.person for one in old]))
+    return (yield from delete_profiles([profile.person for profile in old]))
 
 
 @plan(repeatable=False, frees=True, overwrites=True)
@@ -406,7 +406,7 @@ def erase(workspace_id: str, kind: int, name: str) -> Steps[bool]:
     yield from delete_profiles([*stored])
     yield Remember(KNOWN_LINKS, None)
     # Somebody of whom there are only links is no user yet.
-    return any(one.exists for one in starmap(Profile, stored.values()))
+    return any(profile.exists for profile in starmap(Profile, stored.values()))
 
 
 # -------------------------------------------------------------------------------------- repairing
@@ -443,7 +443,7 @@ def forget(person: Person, wrong: Wrong) -> Steps[None]:
     stored = yield Get(PROFILES, [person])
     if person not in stored:
         return
-    one = Profile(*stored[person])
+    new = Profile(*stored[person])
     gone, traits = yield from _delete_wrong(TRAITS, person, wrong.traits, itemgetter(4, 6, 7))
     yield Delete(IDENTIFIERS, [row[:4] for row in gone])
     _, groups = yield from _delete_wrong(
@@ -455,13 +455,13 @@ def forget(person: Person, wrong: Wrong) -> Steps[None]:
     # The event of an operator's decision may be gone.
     decided = [link for link in starmap(LinkRow, gone) if any(link.decision[0])]
     yield Put(LINKS, [(*link[:4], None, "", "", *link[7:]) for link in decided])
-    if wrong.stored_times == (one.created_at, one.updated_at):
-        one.created_at, one.updated_at = wrong.times or (None, None)
-    one.traits, one.trait_bytes = sum(row[-1] > 0 for row in traits), sum(row[-1] for row in traits)
-    one.memberships = len(groups)
-    one.links = sum(row[4] is not None for row in links)
-    if one.exists or traits or groups or links or decided:
-        yield Put(PROFILES, [one.row])
+    if wrong.stored_times == (new.created_at, new.updated_at):
+        new.created_at, new.updated_at = wrong.times or (None, None)
+    new.traits, new.trait_bytes = sum(row[-1] > 0 for row in traits), sum(row[-1] for row in traits)
+    new.memberships = len(groups)
+    new.links = sum(row[4] is not None for row in links)
+    if new.exists or traits or groups or links or decided:
+        yield Put(PROFILES, [new.row])
     else:
         yield from delete_profiles([person])
 
@@ -539,10 +539,10 @@ class People(Executor):
         """
         old: list[Person] = []
         while len(old) < limit:
-            found, self._expired = await self.read(
+            part, self._expired = await self.read(
                 old_visitors, before, self._expired, limit - len(old)
             )
-            old += found
+            old += part
             if self._expired is None:
                 break
         return await self.run(delete_visitors, old, before) if old else 0

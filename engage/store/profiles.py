@@ -237,13 +237,13 @@ def chose(choices: Iterable[tuple[Person, int]]) -> Steps[None]:
     times: dict[Person, list[int]] = {}
     for user, at in choices:
         times.setdefault(user, []).append(at)
-    known = {one.person: one for one in (yield from profiles(times.keys()))}
+    users = {profile.person: profile for profile in (yield from profiles(times.keys()))}
     for user, new in times.items():
-        one = known.setdefault(user, Profile(*user))
-        new += [at for at in (one.chosen_first, one.chosen_last) if at is not None]
-        one.chosen_first, one.chosen_last = min(new), max(new)
-    if known:
-        yield Put(PROFILES, [one.row for one in known.values()])
+        profile = users.setdefault(user, Profile(*user))
+        new += [at for at in (profile.chosen_first, profile.chosen_last) if at is not None]
+        profile.chosen_first, profile.chosen_last = min(new), max(new)
+    if users:
+        yield Put(PROFILES, [profile.row for profile in users.values()])
 
 
 # ------------------------------------------------------------------------------ who belongs to whom
@@ -251,24 +251,24 @@ def first_users(visitors: Collection[tuple[str, str]]) -> Steps[dict[tuple[str, 
     """Return the users of the first links of visitors: (workspace, anonymous id) → user."""
     if not visitors:
         return {}
-    found = yield Under(LINKS, visitors, by=LINKS.indexes[0], equal={"undone": 0}, first=True)
-    return {visitor: links[0][:3] for visitor, links in found.items() if links}
+    rows = yield Under(LINKS, visitors, by=LINKS.indexes[0], equal={"undone": 0}, first=True)
+    return {visitor: links[0][:3] for visitor, links in rows.items() if links}
 
 
 def owners(visitors: Collection[tuple[str, str]]) -> Steps[dict[tuple[str, str], Profile]]:
     """Return the users that visitors belong to: (workspace, anonymous id) → user."""
     first = yield from first_users(visitors)
-    found = yield from profiles({*first.values()}, PROFILE_HEADS)
-    users = {one.person: one for one in found if one.exists}
+    stored = yield from profiles({*first.values()}, PROFILE_HEADS)
+    users = {profile.person: profile for profile in stored if profile.exists}
     return {visitor: users[user] for visitor, user in first.items() if user in users}
 
 
 def may_expire(visitors: Sequence[Profile]) -> Steps[list[Profile]]:
     """Return the visitors that belong to no user and made no choice."""
-    owner = yield from owners([one.visitor for one in visitors])
-    alone = [one for one in visitors if one.visitor not in owner]
-    chosen = yield Under(CHOICES, [one.person for one in alone])
-    return [one for one in alone if not chosen[one.person]]
+    owner = yield from owners([visitor.visitor for visitor in visitors])
+    alone = [visitor for visitor in visitors if visitor.visitor not in owner]
+    chosen = yield Under(CHOICES, [visitor.person for visitor in alone])
+    return [visitor for visitor in alone if not chosen[visitor.person]]
 
 
 def delete_profiles(people: Sequence[Person]) -> Steps[int]:
@@ -279,8 +279,8 @@ def delete_profiles(people: Sequence[Person]) -> Steps[int]:
     if not people:
         return 0
     for table in (TRAITS, MEMBERSHIPS, IDENTIFIERS, CLAIMS):
-        found = yield Under(table, people)
-        if keys := [row[: table.key] for rows in found.values() for row in rows]:
+        stored = yield Under(table, people)
+        if keys := [row[: table.key] for rows in stored.values() for row in rows]:
             yield Delete(table, keys)
     deleted: int = yield Delete(PROFILES, people)
     gone = Counter(workspace for workspace, kind, _ in people if kind == VISITOR)

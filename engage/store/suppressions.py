@@ -52,7 +52,7 @@ def forms(
     """
     if key is None:
         return {*addresses}
-    hashed = {(one, hashed_address(key, workspace_id, one, it)) for one, it in addresses}
+    hashed = {(name, hashed_address(key, workspace_id, name, it)) for name, it in addresses}
     return {*addresses} | hashed
 
 
@@ -76,24 +76,24 @@ def suppression_of(row: Row) -> Suppression:
 def suppress(suppressions: Sequence[Suppression]) -> Steps[None]:
     """Write those that are later than what is stored."""
     latest: dict[tuple[str, ...], Row] = {}
-    for one in sorted(suppressions, key=lambda one: (one.at, not one.lifted)):
-        key = (one.workspace_id, one.channel, one.address, one.group_id, one.reason)
-        latest[key] = (*key, one.at, int(one.lifted), one.how, one.source_id)
+    for entry in sorted(suppressions, key=lambda entry: (entry.at, not entry.lifted)):
+        key = (entry.workspace_id, entry.channel, entry.address, entry.group_id, entry.reason)
+        latest[key] = (*key, entry.at, int(entry.lifted), entry.how, entry.source_id)
     yield Put(SUPPRESSIONS, list(latest.values()))
 
 
 @plan()
 def find(workspace_id: str, addresses: Sequence[tuple[str, str]]) -> Steps[list[Suppression]]:
     """Return the suppressions of addresses (channel, address) that are not lifted."""
-    stored = yield Under(SUPPRESSIONS, [(workspace_id, *one) for one in addresses])
-    found = [suppression_of(row) for rows in stored.values() for row in rows]
-    return [one for one in found if not one.lifted]
+    stored = yield Under(SUPPRESSIONS, [(workspace_id, *address) for address in addresses])
+    matches = [suppression_of(row) for rows in stored.values() for row in rows]
+    return [entry for entry in matches if not entry.lifted]
 
 
 @plan(frees=True, overwrites=True)
 def erase(workspace_id: str, addresses: Sequence[tuple[str, str]]) -> Steps[int]:
     """Delete the suppressions of addresses (channel, address), and return how many."""
-    stored = yield Under(SUPPRESSIONS, [(workspace_id, *one) for one in addresses])
+    stored = yield Under(SUPPRESSIONS, [(workspace_id, *address) for address in addresses])
     keys = [row[: SUPPRESSIONS.key] for rows in stored.values() for row in rows]
     deleted: int = yield Delete(SUPPRESSIONS, keys)
     return deleted

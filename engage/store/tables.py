@@ -323,8 +323,8 @@ def execute(steps: Steps[Result], step: Callable[[Any], Any], context: StorageCo
     answer: Any = None
     try:
         while True:
-            one = steps.send(answer)
-            answer = context if isinstance(one, Context) else step(one)
+            current = steps.send(answer)
+            answer = context if isinstance(current, Context) else step(current)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
 
@@ -336,8 +336,8 @@ async def execute_waiting(
     answer: Any = None
     try:
         while True:
-            one = steps.send(answer)
-            answer = context if isinstance(one, Context) else await step(one)
+            current = steps.send(answer)
+            answer = context if isinstance(current, Context) else await step(current)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
 

@@ -160,9 +160,9 @@ class Subscriptions:
         catch_up: Callable[[], Awaitable[None]] | None = None,
         erasures_key: str | None = None,
     ) -> None:
-        known = {workspace.id: workspace for workspace in workspaces}
+        by_id = {workspace.id: workspace for workspace in workspaces}
         #: Verifies the links.
-        self.links = Links(known, store, clock=clock, timeout=timeout, catch_up=catch_up)
+        self.links = Links(by_id, store, clock=clock, timeout=timeout, catch_up=catch_up)
         self._store = store
         self._clock = clock
         self._timeout = timeout
@@ -246,17 +246,17 @@ class Subscriptions:
         """Suppress the address in a link, or lift this, for the groups of a change."""
         store, workspace = self._store, person.workspace
         named = person.identifier_key, person.identifier
-        found = _objections(workspace, *named, changes, now, how)
-        if not found:
+        objections = _objections(workspace, *named, changes, now, how)
+        if not objections:
             return
-        named_addresses = {(one.channel, one.address) for one in found}
+        named_addresses = {(row.channel, row.address) for row in objections}
         addresses = forms(self._erasures_key, workspace.id, named_addresses)
         lifted = [
-            dataclasses.replace(one, at=max(now, one.at + 1), lifted=True, how=how)
-            for one in await store.suppressions(workspace.id, addresses)
-            if one.reason == OBJECTION and changes.get(one.group_id)
+            dataclasses.replace(row, at=max(now, row.at + 1), lifted=True, how=how)
+            for row in await store.suppressions(workspace.id, addresses)
+            if row.reason == OBJECTION and changes.get(row.group_id)
         ]
-        await store.suppress([*(one for one in found if not one.lifted), *lifted])
+        await store.suppress([*(row for row in objections if not row.lifted), *lifted])
 
     async def preferences(self, person: Person) -> Preferences:
         """Return the choice of a person for every group, and what is suppressed of the addresses:
@@ -266,13 +266,13 @@ class Subscriptions:
         """
         store, named = self._store, (person.identifier_key, person.identifier)
         async with within(self._timeout):
-            found = await store.preferences(
+            stored = await store.preferences(
                 person.workspace.id,
                 person.subject,
                 None if person.identifier_key in BY_ID else named,
                 self._erasures_key,
             )
-        return dataclasses.replace(found, choices=_of_all(person.workspace, found.choices))
+        return dataclasses.replace(stored, choices=_of_all(person.workspace, stored.choices))
 
     async def _check_rate(
         self,
@@ -284,16 +284,16 @@ class Subscriptions:
     ) -> None:
         """:raises ApiError: see :meth:`apply`."""
         state = await store.state(workspace_id, subject)
-        if not any(wanted and state.get(group) is False for group, wanted in changes.items()):
+        if not any(chosen and state.get(group) is False for group, chosen in changes.items()):
             return
         read = functools.partial(store.history, workspace_id, subject, since=now - DAY_MS)
-        records = [one async for one in all_pages(read, attempts=1)]
-        found = {one.change_id: one.at for one in records if one.after and one.before is False}
-        if len(found) >= self._resubscriptions:
-            oldest = sorted(found.values())[-self._resubscriptions]
+        records = [row async for row in all_pages(read, attempts=1)]
+        times = {row.change_id: row.at for row in records if row.after and row.before is False}
+        if len(times) >= self._resubscriptions:
+            oldest = sorted(times.values())[-self._resubscriptions]
             raise ApiError(
                 "rate_limited",
-                f"the user was subscribed again {len(found)} times within a day;"
+                f"the user was subscribed again {len(times)} times within a day;"
                 " unsubscribing is always possible",
                 retry_after=(oldest + DAY_MS - now) // 1000 + 1,
             )
@@ -356,22 +356,22 @@ class Subscriptions:
         if key not in workspace.subscription_identifiers:
             raise from_problems([Problem("/identifierKey", "is not in subscription_identifiers")])
         store, after = self._store, None
-        found, certain = list[Subject](), list[Subject]()
+        subjects, certain = list[Subject](), list[Subject]()
         while value is not None:
             async with within(self._timeout):
                 page = await store.holders(workspace.id, key, value, after=after, limit=STEP)
-                for one in page.items if not everyone else ():
-                    own = await store.certain(workspace.id, one.id) if one.kind is Kind.USER else {}
-                    certain += [one] if own.get(key) == value else []
-            found += page.items
+                for who in page.items if not everyone else ():
+                    own = await store.certain(workspace.id, who.id) if who.kind is Kind.USER else {}
+                    certain += [who] if own.get(key) == value else []
+            subjects += page.items
             if (after := page.cursor) is None:
                 break
-        chosen = found if everyone else certain
+        chosen = subjects if everyone else certain
         if chosen and (everyone or chosen == chosen[:1]):
-            for one in chosen:
-                yield one
+            for subject in chosen:
+                yield subject
         elif not self.objections_of(workspace, row):
-            raise from_problems([Problem("/identifier", _unclear(len(found), len(certain)))])
+            raise from_problems([Problem("/identifier", _unclear(len(subjects), len(certain)))])
 
 
 def _of_all(workspace: Workspace, choices: Mapping[str, bool]) -> dict[str, bool]:
@@ -382,12 +382,12 @@ def _of_all(workspace: Workspace, choices: Mapping[str, bool]) -> dict[str, bool
     }
 
 
-def _unclear(found: int, certain: int) -> str:
+def _unclear(holders: int, certain: int) -> str:
     """Return why it is not clear which user an address names."""
-    if not found:
+    if not holders:
         return "belongs to no user and no visitor"
     whose = f"surely belongs to {certain} users" if certain else "surely belongs to no user"
-    return f"{whose}, and {found} users and visitors have it: name the user, or import with --all"
+    return f"{whose}, and {holders} users and visitors have it: name the user, or import with --all"
 
 
 def _objections(
@@ -424,12 +424,12 @@ def _check_groups(workspace: Workspace, places: Mapping[str, str]) -> None:
     :param places: group id → JSON pointer to it.
     :raises ApiError: 400 ``unknown_subscription_group``.
     """
-    known = {group.id for group in workspace.subscription_groups}
-    there = ", ".join(sorted(known)[:MAX_ERRORS]) or "it has none"
+    groups = {group.id for group in workspace.subscription_groups}
+    listed = ", ".join(sorted(groups)[:MAX_ERRORS]) or "it has none"
     unknown = [
-        Problem(place, f"is not a subscription group of the workspace ({there})")
+        Problem(place, f"is not a subscription group of the workspace ({listed})")
         for group, place in places.items()
-        if group not in known
+        if group not in groups
     ]
     if unknown:
         raise from_problems(unknown, "unknown_subscription_group")

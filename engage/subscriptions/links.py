@@ -166,7 +166,7 @@ class Links:
         secrets = () if workspace is None else workspace.subscription_secrets
         subject, value = _named(workspace, body)
         right = _hashes(subject or Subject(Kind.USER, ""), body, secrets or ("-",))
-        equal = [hmac.compare_digest(one, given) for one in right]
+        equal = [hmac.compare_digest(digest, given) for digest in right]
         if workspace is None or value is None:
             return subject if any(equal) else None
         form = (
@@ -177,7 +177,7 @@ class Links:
         if last is None or last.begun:
             self._searches[form] = last = _Search(after=last)
             last.task = asyncio.create_task(self._run(last, form, value, body))
-        last.wanted.add(given)
+        last.hashes.add(given)
         last.requests += 1
         try:
             # A look-up takes as long for a wrong hash of which the first bytes are right.
@@ -199,7 +199,7 @@ class Links:
         stop others: those for one identifier share a search, in which each user's hash is computed
         once, and the searches take turns, a page each.
 
-        :return: those of ``search.wanted`` that are right, with whom they name.
+        :return: those of ``search.hashes`` that are right, with whom they name.
         """
         workspace = self._workspaces[form[0]]
         try:
@@ -207,23 +207,23 @@ class Links:
                 await asyncio.wait([search.after.task])
                 search.after = None
             search.begun = True
-            found: dict[bytes, Subject] = {}
+            verified: dict[bytes, Subject] = {}
             cursor = None
             async with asyncio.timeout(SEARCH_SECONDS):
-                while not found.keys() >= search.wanted:
+                while not verified.keys() >= search.hashes:
                     async with self._turns[form[2:4] != (value, None)]:
                         page = await self._holders(form, value, cursor)
                         # All of a page, so that the time does not tell which user it is.
                         for subject in page.items:
                             signed = _signed(subject, body)
-                            for one in _hashes(signed, body, workspace.subscription_secrets):
-                                if one in search.wanted:
-                                    found.setdefault(one, subject)
+                            for digest in _hashes(signed, body, workspace.subscription_secrets):
+                                if digest in search.hashes:
+                                    verified.setdefault(digest, subject)
                         await asyncio.sleep(0)
                     cursor = page.cursor
                     if cursor is None:
                         break
-            return found
+            return verified
         except TimeoutError as error:
             raise overloaded(
                 "the hash could not be compared with all users of the identifier in time;"
@@ -244,9 +244,9 @@ class Links:
         async with within(self._timeout):
             if after == "":
                 users = await self._store.find_users(workspace, trait, [value])
-                return Page([Subject(Kind.USER, one) for one in users.get(value, ())], None)
+                return Page([Subject(Kind.USER, user) for user in users.get(value, ())], None)
             page = await self._store.holders(workspace, trait, value, after=after, limit=STEP)
-        items = [one for one in page.items if one.kind is Kind.VISITOR or not names_visitor]
+        items = [who for who in page.items if who.kind is Kind.VISITOR or not names_visitor]
         return Page(items, page.cursor or (None if names_visitor else ""))
 
 
@@ -261,7 +261,7 @@ class _Search:
     def __init__(self, after: _Search | None) -> None:
         self.after = after
         #: The hashes that requests sent.
-        self.wanted: set[bytes] = set()
+        self.hashes: set[bytes] = set()
         #: How many requests wait for the result.
         self.requests = 0
         #: Whether it is too late to add a hash.
@@ -312,5 +312,5 @@ def _secret_of(workspace: Workspace, subject: Subject, body: Mapping[str, Any]) 
     """Return which secret verified a hash, as :attr:`engage.api.SubscriptionChange.secret`."""
     secrets = workspace.subscription_secrets
     right = zip(_hashes(subject, body, secrets), secrets, strict=True)
-    secret = next(one for known, one in right if known == body["hash"].encode())
+    secret = next(secret for digest, secret in right if digest == body["hash"].encode())
     return fingerprint(secret)

@@ -85,7 +85,7 @@ async def apply_reports(
     reports = [report for report in reports if report[0].opt_outs]
     # In parts, between which the event loop does other work.
     for start in range(0, len(reports), LOOKUP):
-        found, part = Effects(), reports[start : start + LOOKUP]
+        made, part = Effects(), reports[start : start + LOOKUP]
         async with within(seconds):
             owned = await owned_addresses(store, workspace.id, [event for event, _ in part])
         for event, document in part:
@@ -99,13 +99,13 @@ async def apply_reports(
                 at = min(stored.timestamp, now)
             elif "timestamp" in document:  # With a log, the event may not be in the store yet.
                 at = min(parse_field({**document}, "timestamp"), now)
-            effects(workspace, provider, event, at, found, owned)
+            effects(workspace, provider, event, at, made, owned)
         async with within(seconds):
-            if found.changes:
-                await store.apply_all(found.changes)
-            if found.suppressions:
-                await store.suppress(found.suppressions)
-        applied += len(found.changes) + len(found.suppressions)
+            if made.changes:
+                await store.apply_all(made.changes)
+            if made.suppressions:
+                await store.suppress(made.suppressions)
+        applied += len(made.changes) + len(made.suppressions)
     return applied
 
 
@@ -135,13 +135,13 @@ def effects(
     provider: str,
     event: TranslatedEvent,
     at: int,
-    found: Effects,
+    made: Effects,
     owned: Owned,
 ) -> None:
     """Add what an event changes.
 
     :param at: when the event happened: milliseconds since 1970 UTC.
-    :param found: gets it.
+    :param made: gets it.
     :param owned: of the user whom the event names.
     """
     rule = workspace.unsubscribes.get(provider)
@@ -154,10 +154,10 @@ def effects(
         groups = _groups(workspace, rule, opt_out)
         named = _addresses(event, opt_out.channel)
         own = owned.get((ADDRESS_TRAITS.get(opt_out.channel, ""), str(user)), ())
-        others = [] if user and not own else [one for one in named if not user or one not in own]
+        others = [] if user and not own else [x for x in named if not user or x not in own]
         if user and opt_out.kind not in _ANSWERS and (not named or len(others) < len(named)):
             left |= dict.fromkeys(groups, False)
-        found.suppressions.extend(
+        made.suppressions.extend(
             Suppression(
                 workspace_id=workspace.id,
                 channel=opt_out.channel,
@@ -174,7 +174,7 @@ def effects(
         )
     if left:
         content = orjson.dumps([workspace.id, provider, message_id]).decode()
-        found.changes.append(
+        made.changes.append(
             SubscriptionChange(
                 id=str(uuid.uuid5(_NAMESPACE, content)),
                 workspace_id=workspace.id,
@@ -200,8 +200,8 @@ def _addresses(event: TranslatedEvent, channel: str) -> list[str]:
     """Return the addresses that a report is about, as far as they are of the channel."""
     recipients = [event.recipient] if event.named is None else event.named
     addresses = [
-        suppressed_address(channel, one.value)
-        for one in recipients
-        if one is not None and (one.trait == "email") == (channel == "email")
+        suppressed_address(channel, recipient.value)
+        for recipient in recipients
+        if recipient is not None and (recipient.trait == "email") == (channel == "email")
     ]
     return [*dict.fromkeys(address for address in addresses if address is not None)]

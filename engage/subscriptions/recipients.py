@@ -68,9 +68,9 @@ class Recipients:
         if earlier:
             events = [_completed(event, earlier) for event in events]
         keys = [_keys(event) for event in events]
-        wanted = {key for several in keys for key in several}
-        users = await self._find(self.store.find_users, workspace_id, wanted)
-        others = wanted - users.keys()
+        distinct = {key for several in keys for key in several}
+        users = await self._find(self.store.find_users, workspace_id, distinct)
+        others = distinct - users.keys()
         visitors = await self._find(self.store.find_visitors, workspace_id, others)
         return [
             _identified(event, own, users, visitors)
@@ -81,22 +81,22 @@ class Recipients:
         self, workspace_id: str, provider: str, events: Sequence[TranslatedEvent]
     ) -> Mapping[str, Mapping[str, Any]]:
         """Return the earlier events that events need, by message id, as far as there are any."""
-        wanted = {
+        ids = {
             event.earlier
             for event in events
             if event.earlier is not None and not event.document.get("userId")
         }
-        found: dict[str, Mapping[str, Any]] = {}
-        for event in events if wanted else ():
+        earlier: dict[str, Mapping[str, Any]] = {}
+        for event in events if ids else ():
             message_id = event.document.get("messageId")
-            if isinstance(message_id, str) and message_id in wanted:
-                found[message_id] = event.document
-        for message_id in wanted - found.keys():
+            if isinstance(message_id, str) and message_id in ids:
+                earlier[message_id] = event.document
+        for message_id in ids - earlier.keys():
             async with within(self._timeout):
                 stored = await self.store.find(workspace_id, provider, message_id)
             if stored is not None:
-                found[message_id] = stored.document()
-        return found
+                earlier[message_id] = stored.document()
+        return earlier
 
     async def _find(
         self,
@@ -110,8 +110,8 @@ class Recipients:
             values = sorted(value for key, value in keys if key == trait)
             for start in range(0, len(values), LOOKUP):
                 async with within(self._timeout):
-                    found = await find(workspace_id, trait, values[start : start + LOOKUP])
-                ids.update(((trait, value), names) for value, names in found.items())
+                    matches = await find(workspace_id, trait, values[start : start + LOOKUP])
+                ids.update(((trait, value), names) for value, names in matches.items())
         return ids
 
 
@@ -134,16 +134,16 @@ def _marked(document: Mapping[str, Any], found_by: str) -> dict[str, Any]:
 
 def _completed(event: TranslatedEvent, earlier: Mapping[str, Mapping[str, Any]]) -> TranslatedEvent:
     """Return an event with what it lacks of its earlier event."""
-    found = earlier.get(event.earlier) if event.earlier is not None else None
-    if found is None or event.document.get("userId"):
+    before = earlier.get(event.earlier) if event.earlier is not None else None
+    if before is None or event.document.get("userId"):
         return event
     document = dict(event.document)
-    own, more = document.get("properties", {}), found.get("properties", {})
+    own, more = document.get("properties", {}), before.get("properties", {})
     if isinstance(own, dict) and isinstance(more, dict):
         document["properties"] = {**more, **own}
-    anonymous_id, found_by = found.get("anonymousId"), engage_mark(found).get("foundBy")
-    if found.get("userId"):
-        document["userId"] = found["userId"]
+    anonymous_id, found_by = before.get("anonymousId"), engage_mark(before).get("foundBy")
+    if before.get("userId"):
+        document["userId"] = before["userId"]
     # An id that was made of the address is not passed on: there may be a user with it now.
     elif anonymous_id and anonymous_id not in map(":".join, _keys(event)):
         document.setdefault("anonymousId", anonymous_id)
@@ -179,5 +179,5 @@ def _keys(event: TranslatedEvent) -> list[Key]:
     if document.get("userId") or document.get("anonymousId"):
         return []
     recipients = [*event.lookups, *([event.recipient] if event.recipient is not None else [])]
-    values = ((one.trait, identifier_value(one.trait, one.value)) for one in recipients)
+    values = ((who.trait, identifier_value(who.trait, who.value)) for who in recipients)
     return [(trait, value) for trait, value in values if value is not None]

@@ -268,14 +268,14 @@ async def all_pages(
     :param limit: the maximum number of items of one page.
     :param after: the cursor to start from.
     """
-    found: list[Any] = []
+    items: list[Any] = []
     while True:
         page: Page[Any] = await scan(*arguments, after=after, limit=limit)
         assert len(page.items) <= limit
-        found += page.items
+        items += page.items
         after = page.cursor
         if after is None:
-            return found
+            return items
 
 
 async def all_recent(
@@ -295,24 +295,24 @@ async def all_recent(
 
 async def sums(store: Storage, *, limit: int = 1000, **arguments: Any) -> list[CountSum]:
     """Return all sums; by default those of all minutes."""
-    wanted: dict[str, Any] = {"since": 0, "until": TIME + 10**9, **arguments}
-    step = wanted.pop("step", 60)
-    found: list[CountSum] = await all_pages(
-        lambda after, limit: store.counts(step, after=after, limit=limit, **wanted), limit=limit
+    options: dict[str, Any] = {"since": 0, "until": TIME + 10**9, **arguments}
+    step = options.pop("step", 60)
+    counts: list[CountSum] = await all_pages(
+        lambda after, limit: store.counts(step, after=after, limit=limit, **options), limit=limit
     )
-    return found
+    return counts
 
 
 async def unproven(store: Any) -> list[Any]:
     """Return the choices that are not those of the last record of their subject and group."""
     last = {
-        (one.workspace_id, one.subject, one.group_id): one.after
-        for one in await all_pages(store.history, None, None)
+        (record.workspace_id, record.subject, record.group_id): record.after
+        for record in await all_pages(store.history, None, None)
     }
     return [
-        one
-        for one in await all_pages(store.scan_subscriptions, None)
-        if last.get((one.workspace_id, one.subject, one.group_id)) is not one.subscribed
+        state
+        for state in await all_pages(store.scan_subscriptions, None)
+        if last.get((state.workspace_id, state.subject, state.group_id)) is not state.subscribed
     ]
 
 

@@ -114,8 +114,8 @@ class Harness(Generic[Tested]):
     ) -> None:
         try:
             # A reader is closed before its log.
-            for one in reversed(self._opened):
-                self.run(one.close())
+            for store in reversed(self._opened):
+                self.run(store.close())
         finally:
             self._runner.close()
 
@@ -177,15 +177,15 @@ def find_factory(
     :param kind: ``storage``, ``log``, ``webhook``: the end of the hook's name.
     :return: the factory checks the options with the schema first.
     """
-    found: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {}
+    factories: dict[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {}
 
     def register(
         name: str, factory: Callable[..., Any], schema: Mapping[str, Any] | None = None
     ) -> None:
-        found[name] = (factory, {"maxProperties": 0} if schema is None else schema)
+        factories[name] = (factory, {"maxProperties": 0} if schema is None else schema)
 
     getattr(importlib.import_module(plugin), f"engage_register_{kind}")(register)
-    factory, schema = found[name if name is not None else next(iter(found))]
+    factory, schema = factories[name if name is not None else next(iter(factories))]
 
     def make(options: Mapping[str, Any], *context: Any) -> Any:
         jsonschema.validate(options, schema, jsonschema.Draft202012Validator)

@@ -26,7 +26,7 @@ async def run_children(
     started: list[asyncio.subprocess.Process] = []
     try:
         for job in jobs:
-            one = await asyncio.create_subprocess_exec(
+            child = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-c",
                 code,
@@ -34,17 +34,17 @@ async def run_children(
                 stdout=subprocess.PIPE,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
-            started.append(one)
-            assert one.stdin is not None
-            one.stdin.write(orjson.dumps(job) + b"\n")
-            await one.stdin.drain()
+            started.append(child)
+            assert child.stdin is not None
+            child.stdin.write(orjson.dumps(job) + b"\n")
+            await child.stdin.drain()
         yield started
     finally:
-        for one in started:
-            if one.returncode is None:
+        for child in started:
+            if child.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
-                    one.kill()
-            await one.wait()
+                    child.kill()
+            await child.wait()
 
 
 def print_line(line: str) -> None:

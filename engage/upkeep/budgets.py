@@ -22,7 +22,7 @@ def use_ratio(use: BudgetUse, budget: DeadLetterBudget) -> float:
 
 def fullness(uses: Iterable[BudgetUse], budget: DeadLetterBudget) -> Mapping[BudgetName, float]:
     """Return for each budget the ratio of the workspace that uses most of it."""
-    found = dict.fromkeys(BUDGETS, 0.0)
+    shares = dict.fromkeys(BUDGETS, 0.0)
     for use in uses:
-        found[use.budget] = max(found[use.budget], use_ratio(use, budget))
-    return found
+        shares[use.budget] = max(shares[use.budget], use_ratio(use, budget))
+    return shares

@@ -10,7 +10,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final
 
-from engage.monitoring.throttle import LINE_SECONDS
+from engage.monitoring.sampler import LINE_SECONDS
 from engage.store.facade import Storage
 
 if TYPE_CHECKING:

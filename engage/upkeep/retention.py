@@ -113,11 +113,11 @@ async def gap(store: Storage, days: int, now: int) -> str | None:
     )
 
 
-async def _newest(store: Storage, wanted: EventFilter) -> int | None:
+async def _newest(store: Storage, criteria: EventFilter) -> int | None:
     """Return when the newest of some events was received."""
-    page = await store.recent(wanted, limit=1)
+    page = await store.recent(criteria, limit=1)
     while page is not None and not page.items and page.cursor is not None:
-        page = await store.recent(wanted, before=page.cursor, limit=1)
+        page = await store.recent(criteria, before=page.cursor, limit=1)
     return page.items[0].received_at if page is not None and page.items else None
 
 

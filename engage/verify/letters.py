@@ -45,15 +45,15 @@ async def check_letters(
     for _ in range(TRIES):
         conflicts.clear()
         before = await _uses(store)
-        found: dict[tuple[str, str], list[int]] = {}
+        sums: dict[tuple[str, str], list[int]] = {}
         async for letter in all_pages(functools.partial(store.scan_dead_letters, None)):
-            total = found.setdefault((letter.workspace_id, letter.budget), [0, 0])
+            total = sums.setdefault((letter.workspace_id, letter.budget), [0, 0])
             total[0] += 1
             total[1] += letter.size
             if letter.reason == CONFLICT:
                 key = (letter.workspace_id, letter.origin, letter.message_id or "")
                 conflicts[key] = _problem(letter)
-        totals = {key: (count, size) for key, (count, size) in found.items()}
+        totals = {key: (count, size) for key, (count, size) in sums.items()}
         same = (before, totals)
         # What is wrong twice in the same way is wrong: letters did not change in between.
         if before == totals or not before or same == seen:
@@ -66,7 +66,7 @@ async def check_letters(
     report.checked["dead letters"] = sum(count for count, _ in totals.values())
     # Without any, the storage may not know how much is used.
     for workspace, budget in before.keys() | (totals.keys() if before else set()):
-        kept, used = (one.get((workspace, budget), (0, 0)) for one in (totals, before))
+        kept, used = (counts.get((workspace, budget), (0, 0)) for counts in (totals, before))
         if kept != used:
             message = f"{workspace}: the budget {budget} counts {used} letters and bytes"
             report.differs("dead letters", f"{message}, not {kept}")
@@ -84,8 +84,8 @@ async def check_letters(
 
 
 async def _uses(store: Storage) -> _Uses:
-    uses = {(one.workspace_id, one.budget): one for one in await store.budget_use()}
-    return {key: (one.count, one.size) for key, one in uses.items() if one.count or one.size}
+    uses = {(use.workspace_id, use.budget): use for use in await store.budget_use()}
+    return {key: (use.count, use.size) for key, use in uses.items() if use.count or use.size}
 
 
 def _problem(letter: DeadLetter) -> str:
@@ -107,9 +107,9 @@ async def _check_counters(
     since = now - (HOURS_KEPT if days is None else days * DAY_MS) + HOUR * 1000
     counted: Counter[str] = Counter()
     read = functools.partial(store.counts, HOUR, since=since, until=now, names=(EVENTS,))
-    async for one in all_pages(read):
-        if one.labels[2:] == ("conflict",):
-            counted[one.workspace_id] += one.total
+    async for count in all_pages(read):
+        if count.labels[2:] == ("conflict",):
+            counted[count.workspace_id] += count.total
     lost = {workspace for workspace, count in counted.items() if count and workspace not in kept}
     if lost:
         async for record in all_pages(functools.partial(store.list_records, AUDIT)):

@@ -81,7 +81,7 @@ _TIMES: Final = f": the times of the first and the last event {_DIFFERS}"
 
 _NAMES: Final = {USER: "users", VISITOR: "visitors", GROUP: "groups"}
 _CHANGES: Final[Mapping[str, Callable[..., EncodedChange]]] = {
-    one.__name__: one for one in (Seen, Traits, Membership, Link, LinkDecision)
+    change.__name__: change for change in (Seen, Traits, Membership, Link, LinkDecision)
 }
 
 #: A version, and the value that it has.
@@ -163,13 +163,13 @@ def keep_link(notes: Notes, link: StoredLink) -> None:
     notes.add(person, ("link", link.anonymous_id, link.first, link.counts))
 
 
-def keep_choice(notes: Notes, one: SubscriptionState | SubscriptionRecord) -> None:
+def keep_choice(notes: Notes, choice: SubscriptionState | SubscriptionRecord) -> None:
     """Keep a choice or a record of one."""
-    person = (one.workspace_id, KINDS[one.subject.kind], one.subject.id)
-    if isinstance(one, SubscriptionState):
-        notes.add(person, ("choice", one.group_id, one.subscribed, one.updated_at))
+    person = (choice.workspace_id, KINDS[choice.subject.kind], choice.subject.id)
+    if isinstance(choice, SubscriptionState):
+        notes.add(person, ("choice", choice.group_id, choice.subscribed, choice.updated_at))
     else:
-        notes.add(person, ("record", one.group_id, one.after, one.at))
+        notes.add(person, ("record", choice.group_id, choice.after, choice.at))
 
 
 def identities(person: Person, records: Iterable[Any]) -> Iterator[tuple[str, str, str]]:
@@ -180,7 +180,7 @@ def identities(person: Person, records: Iterable[Any]) -> Iterator[tuple[str, st
             yield person[0], origin, message_id
 
 
-class _One:
+class _Case:
     """All that was kept of a user, a visitor or a group."""
 
     def __init__(self, person: Person, records: Iterable[Any]) -> None:
@@ -281,76 +281,76 @@ def compare_people(
     """
     wrong = []
     for number, (person, records) in enumerate(notes.people()):
-        one = _One(person, records)
-        report.checked["choices"] += len(one.choices)
-        _compare(one, rules, report)
-        _compare_links(one, rules, report)
-        if one.is_wrong:
-            on_wrong(person, one.wrong)
-        if unlike(person, one.choices, one.records):
+        case = _Case(person, records)
+        report.checked["choices"] += len(case.choices)
+        _compare(case, rules, report)
+        _compare_links(case, rules, report)
+        if case.is_wrong:
+            on_wrong(person, case.wrong)
+        if unlike(person, case.choices, case.records):
             wrong.append(person)
         on_progress("ids compared", number)
     return wrong
 
 
-def _compare(one: _One, rules: Rules, report: Report) -> None:
-    workspace, kind, name = one.person
-    what, low, high = _NAMES[kind], one.low, one.high
-    found = [*_times(one, rules)]
-    excuse = functools.partial(rules.excuse, one.person)
+def _compare(case: _Case, rules: Rules, report: Report) -> None:
+    workspace, kind, name = case.person
+    what, low, high = _NAMES[kind], case.low, case.high
+    pairs = [*_times(case, rules)]
+    excuse = functools.partial(rules.excuse, case.person)
     for text, stored, least, most, wrong in (
-        ("the trait", one.traits, low.traits, high.traits, one.wrong.traits),
+        ("the trait", case.traits, low.traits, high.traits, case.wrong.traits),
         (
             "the membership in",
-            one.memberships,
+            case.memberships,
             low.memberships,
             high.memberships,
-            one.wrong.memberships,
+            case.wrong.memberships,
         ),
     ):
         for key, reason in _registers(
-            stored, least.get(one.person, {}), most.get(one.person, {}), excuse
+            stored, least.get(case.person, {}), most.get(case.person, {}), excuse
         ):
-            found.append((f": {text} {key!r} {_DIFFERS}", reason))
+            pairs.append((f": {text} {key!r} {_DIFFERS}", reason))
             if reason is None and key in stored:
                 version, value = stored[key]
                 if value == REMOVED and rules.horizon > float("-inf"):
                     continue  # An operator may have removed a trait of the future.
-                made = most.get(one.person, {}).get(key)
+                made = most.get(case.person, {}).get(key)
                 if version[0] >= rules.oldest or (made is not None and version <= made[0]):
                     wrong[key] = version
-    if one.profile.exists or one.person in high.seen or (kind == USER and one.choices):
+    if case.profile.exists or case.person in high.seen or (kind == USER and case.choices):
         report.checked[what] += 1
-    if not found:
+    if not pairs:
         return
-    text, reason = next((one for one in found if one[1] is None), found[0])
-    limited = _LIMITED if one.may_exceed(rules.limits) else None
+    text, reason = next((pair for pair in pairs if pair[1] is None), pairs[0])
+    limited = _LIMITED if case.may_exceed(rules.limits) else None
     if kind == VISITOR:
-        limited = limited or (_OLD if one.received_at < rules.visitors_before else None)
+        limited = limited or (_OLD if case.received_at < rules.visitors_before else None)
         limited = limited or (_LIMITED if workspace in rules.full else None)
     reason = limited or rules.doubt(workspace, KIND_OF[kind], name) or reason
     report.judge(what, f"{workspace}: {name!r}{text}", reason)
-    one.is_wrong = reason is None
-    if not one.is_wrong:
-        one.wrong = Wrong({}, {}, {})
+    case.is_wrong = reason is None
+    if not case.is_wrong:
+        case.wrong = Wrong({}, {}, {})
 
 
-def _times(one: _One, rules: Rules) -> Iterator[_Difference]:
+def _times(case: _Case, rules: Rules) -> Iterator[_Difference]:
     """Compare whether somebody exists, and since when."""
-    low, high, profile = (*(x.seen.get(one.person) for x in (one.low, one.high)), one.profile)
-    chosen = _CHOSEN if one.person[1] == USER and (one.choices or one.records) else None
+    low, high, profile = (*(x.seen.get(case.person) for x in (case.low, case.high)), case.profile)
+    chosen = _CHOSEN if case.person[1] == USER and (case.choices or case.records) else None
     if profile.created_at is None or profile.updated_at is None:
-        if low is not None or (one.choices and chosen and not profile.exists):
+        if low is not None or (case.choices and chosen and not profile.exists):
             yield _MISSING, None
         elif profile.exists and chosen is None:
             yield _UNMADE, None
     else:
         first, last = stored = profile.created_at, profile.updated_at
-        early, late = (rules.excuse(one.person, at) or chosen for at in stored)
-        wanted: tuple[int, int] | None = stored
+        early, late = (rules.excuse(case.person, at) or chosen for at in stored)
+        right: tuple[int, int] | None = stored
         kept, kept_late = early or first < rules.oldest, late or last < rules.oldest
         if high is not None:
-            wanted = (
+            right = (
                 first if kept else max(first, high[0]),
                 last if kept_late else min(last, high[1]),
             )
@@ -362,9 +362,9 @@ def _times(one: _One, rules: Rules) -> Iterator[_Difference]:
                 yield _TIMES, chosen
         else:
             yield _UNMADE, early
-            wanted = stored if kept else None
-        one.wrong = one.wrong._replace(stored_times=stored, times=wanted)
-    times = (*(high or ()), *(at for *_, at in one.records))
+            right = stored if kept else None
+        case.wrong = case.wrong._replace(stored_times=stored, times=right)
+    times = (*(high or ()), *(at for *_, at in case.records))
     if (
         chosen
         and profile.exists
@@ -391,7 +391,7 @@ def _registers(
         if most is None or version > most[0]:
             yield name, excuse(version[0])
         elif (least is not None and version < least[0]) or any(
-            one and one[0] == version and not _is_same(one[1], value) for one in (least, most)
+            end and end[0] == version and not _is_same(end[1], value) for end in (least, most)
         ):
             yield name, None
 
@@ -402,33 +402,33 @@ def _is_same(made: Any, stored: Any) -> bool:
     return same_json(made, stored)
 
 
-def _compare_links(one: _One, rules: Rules, report: Report) -> None:
+def _compare_links(case: _Case, rules: Rules, report: Report) -> None:
     """Compare the links of a user."""
-    workspace, kind, user = one.person
-    names = {*one.links, *(name for _, name in (*one.high.links, *one.high.decisions))}
+    workspace, kind, user = case.person
+    names = {*case.links, *(name for _, name in (*case.high.links, *case.high.decisions))}
     # Beyond the limit, nothing can be proven.
     limited = _LIMITED if len(names) > rules.limits.links else None
     for name in names:
         report.checked["links"] += 1
-        for text, excuse in _link(one, name, rules.horizon):
+        for text, excuse in _link(case, name, rules.horizon):
             reason = limited or rules.doubt(workspace, KIND_OF[kind], user) or excuse
             report.judge("links", f"{workspace}: {name!r} to {user!r} {text}", reason)
             if reason is None:
-                one.is_wrong = True
-                made = one.high.links.get((one.person, name))
-                first, _ = one.links.get(name, (None, True))
+                case.is_wrong = True
+                made = case.high.links.get((case.person, name))
+                first, _ = case.links.get(name, (None, True))
                 if first and (first[0] >= rules.oldest or (made is not None and first >= made)):
-                    one.wrong.links[name] = first
+                    case.wrong.links[name] = first
 
 
-def _link(one: _One, name: str, horizon: float) -> Iterator[_Difference]:
-    pair = one.person, name
-    low, high = one.low.links.get(pair), one.high.links.get(pair)
-    decided, decided_later = (x.decisions.get(pair) for x in (one.low, one.high))
+def _link(case: _Case, name: str, horizon: float) -> Iterator[_Difference]:
+    pair = case.person, name
+    low, high = case.low.links.get(pair), case.high.links.get(pair)
+    decided, decided_later = (x.decisions.get(pair) for x in (case.low, case.high))
     undone = decided is not None and decided[1]
-    first, counts = one.links.get(name, (None, True))
+    first, counts = case.links.get(name, (None, True))
     if first is None:
-        if low is not None or (undone and name not in one.links):
+        if low is not None or (undone and name not in case.links):
             yield "is missing", None
     elif high is None or first < high:
         is_early = not first[1]

@@ -156,10 +156,10 @@ class _Run:
 
     async def suppressions(self) -> None:
         """Compare suppressed addresses with the form in which they are looked up."""
-        async for one in self._all("suppressions", self._store.scan_suppressions, None):
-            form = suppressed_address(one.channel, one.address)
-            if form != one.address and not one.address.startswith(HASHED):
-                message = f"{one.workspace_id}: {one.address!r} is not as it is looked up"
+        async for row in self._all("suppressions", self._store.scan_suppressions, None):
+            form = suppressed_address(row.channel, row.address)
+            if form != row.address and not row.address.startswith(HASHED):
+                message = f"{row.workspace_id}: {row.address!r} is not as it is looked up"
                 self.report.differs("suppressions", message)
 
     async def profiles(self) -> None:
@@ -185,8 +185,8 @@ class _Run:
                 if (workspace, name) in unfinished:
                     return _REASONS["unfinished"]
                 # An id may be that of a user and of a visitor.
-                for one in (Kind.USER, Kind.VISITOR):
-                    subject = (workspace, one, name)
+                for either in (Kind.USER, Kind.VISITOR):
+                    subject = (workspace, either, name)
                     if after.erased_at(*subject) > before.erased_at(*subject):
                         return ERASING
                 return None

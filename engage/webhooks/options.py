@@ -74,10 +74,10 @@ def secrets(options: Mapping[str, Any], name: str) -> list[str]:
     :raises ConfigError: if the secret is missing or one of them is empty.
     """
     value = options.get(name)
-    found = [value] if isinstance(value, str) else list(value or ())
-    if not found or not all(isinstance(secret, str) and secret for secret in found):
+    texts = [value] if isinstance(value, str) else list(value or ())
+    if not texts or not all(isinstance(secret, str) and secret for secret in texts):
         raise ConfigError(f"{name}: must not be empty: anyone can sign with an empty secret")
-    return found
+    return texts
 
 
 def options_schema(package: str, path: str) -> dict[str, Any]:

@@ -128,10 +128,10 @@ def form_values(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
     :param pairs: names and values, such as the result of :func:`form_fields`.
     :return: name → value; of a name that is repeated, the list of its values in their order.
     """
-    found: dict[str, list[str]] = {}
+    by_name: dict[str, list[str]] = {}
     for name, value in pairs:
-        found.setdefault(name, []).append(value)
-    return {name: values[0] if len(values) == 1 else values for name, values in found.items()}
+        by_name.setdefault(name, []).append(value)
+    return {name: values[0] if len(values) == 1 else values for name, values in by_name.items()}
 
 
 def parse_json(data: bytes | str, *, elements: str | None = None) -> Any:
@@ -157,13 +157,13 @@ def parse_json(data: bytes | str, *, elements: str | None = None) -> Any:
             orjson.dumps(value)
             return value
     try:
-        value = found = read_json(raw)
+        value = member = read_json(raw)
     except ValueError:
         raise PayloadInvalid("the body is not JSON") from None
     for key in elements.split(".") if elements is not None and isinstance(value, dict) else ():
-        found = found.get(key) if isinstance(found, dict) else None
-    if isinstance(found, list):
-        found[:] = [None if problems else one for one, problems in map(_stored, found)]
+        member = member.get(key) if isinstance(member, dict) else None
+    if isinstance(member, list):
+        member[:] = [None if problems else element for element, problems in map(_stored, member)]
     value, problems = _stored(value)
     if problems:
         raise PayloadInvalid(f"the body cannot be stored: a value in it {problems[0][1]}")
@@ -209,13 +209,13 @@ def body_members(request: WebhookRequest, *paths: str) -> list[str]:
         document = parse_envelope(request.body)
     except PayloadInvalid as error:
         raise SignatureMismatch(str(error)) from error
-    found = []
+    members = []
     for path in paths:
         value = at(document, path)
         if not isinstance(value, str) or not value:
             raise SignatureMismatch(f"{path}: missing, empty or not a text")
-        found.append(value)
-    return found
+        members.append(value)
+    return members
 
 
 def parse_object(data: bytes | str, *, elements: str | None = None) -> dict[str, Any]:
@@ -273,15 +273,15 @@ def check_hmac(
     """
     texts = [signed] if isinstance(signed, bytes) else list(signed)
     offered = list(signatures)[:16]
-    found = False
+    matches = False
     for key in keys:
         if not key:
             continue
         for message in texts:
             expected = hmac.digest(key, message, algorithm)
             for signature in offered:
-                found |= hmac.compare_digest(expected, signature)
-    if not found:
+                matches |= hmac.compare_digest(expected, signature)
+    if not matches:
         raise SignatureMismatch("the signature does not match")
 
 
@@ -293,10 +293,10 @@ def check_secret(keys: Sequence[bytes], offered: bytes) -> None:
     :raises SignatureMismatch: if it is not one of them.
     """
     digest = hashlib.sha256(offered).digest()
-    found = False
+    matches = False
     for key in keys:
-        found |= bool(key) and hmac.compare_digest(hashlib.sha256(key).digest(), digest)
-    if not found:
+        matches |= bool(key) and hmac.compare_digest(hashlib.sha256(key).digest(), digest)
+    if not matches:
         raise SignatureMismatch("the credential does not match")
 
 
@@ -348,10 +348,10 @@ def check_standard_webhook(
     values = {}
     for part in ("id", "timestamp", "signature"):
         names = [f"{prefix}-{part}".lower() for prefix in prefixes]
-        found = next((headers[name] for name in names if name in headers), ())
-        if len(found) != 1 or not found[0]:
+        sent = next((headers[name] for name in names if name in headers), ())
+        if len(sent) != 1 or not sent[0]:
             raise SignatureMismatch(f"{prefixes[0]}-{part}: expected once")
-        values[part] = found[0]
+        values[part] = sent[0]
     signatures = []
     for item in values["signature"].split(" ")[:16]:
         version, comma, value = item.partition(",")

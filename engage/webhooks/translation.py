@@ -115,7 +115,7 @@ def message_id(*candidates: object) -> str | None:
     :param candidates: an integer's digits or a string that is not blank can be one, with at most
         256 characters.
     """
-    return next((one for one in map(text, candidates) if one and len(one) <= 256), None)
+    return next((value for value in map(text, candidates) if value and len(value) <= 256), None)
 
 
 def unix_time(seconds: object) -> str | None:
@@ -244,7 +244,7 @@ def text(value: object) -> str | None:
 
 def user_id(*candidates: object) -> str | None:
     """Return the first candidate that can be a user id (1 to 512 characters, not blank)."""
-    return next((one for one in map(text, candidates) if one and len(one) <= 512), None)
+    return next((value for value in map(text, candidates) if value and len(value) <= 512), None)
 
 
 def own_user_id(custom: object) -> tuple[str | None, tuple[str, ...]]:
@@ -254,9 +254,9 @@ def own_user_id(custom: object) -> tuple[str | None, tuple[str, ...]]:
         ``without`` of :func:`spread` and for :func:`user_id_notice`.
     """
     for key in ("userId", "user_id"):
-        found = user_id(custom.get(key)) if isinstance(custom, Mapping) else None
-        if found is not None:
-            return found, (key,)
+        user = user_id(custom.get(key)) if isinstance(custom, Mapping) else None
+        if user is not None:
+            return user, (key,)
     return None, ()
 
 
@@ -300,11 +300,11 @@ def email_recipients(*candidates: object) -> tuple[Recipient, ...]:
     """
     for candidate in candidates:
         texts = candidate if isinstance(candidate, list) else [candidate]
-        found: dict[str | None, Recipient] = {}
-        for address in (one for written in texts for one in _addresses(written)):
-            found.setdefault(identifier_value("email", address), Recipient("email", address))
-        if found:
-            return tuple(found.values())
+        recipients: dict[str | None, Recipient] = {}
+        for address in (address for written in texts for address in _addresses(written)):
+            recipients.setdefault(identifier_value("email", address), Recipient("email", address))
+        if recipients:
+            return tuple(recipients.values())
     return ()
 
 
@@ -317,7 +317,7 @@ def _addresses(written: object) -> list[str]:
         parts = re.split("[,;]", _NAME.sub(" ", written))
     inner = ((re.search(r"<([^<>]*)>", part), part) for part in parts)
     addresses = ((part if match is None else match[1]).strip() for match, part in inner)
-    return [one for one in addresses if identifier_value("email", one) and _ADDRESS.fullmatch(one)]
+    return [x for x in addresses if identifier_value("email", x) and _ADDRESS.fullmatch(x)]
 
 
 def email_recipient(*candidates: object) -> Recipient | None:
@@ -349,7 +349,7 @@ def email_event(
     """
     recipients, opt_outs = email_recipients(named), tuple(opt_outs)
     texts = named if isinstance(named, list) else [named]
-    unread = [one for one in texts if text(one) is not None and not email_recipients(one)]
+    unread = [value for value in texts if text(value) is not None and not email_recipients(value)]
     if opt_outs and unread and not recipients:
         fields["problem"] = "the address of a report cannot be read"
     if opt_outs and one_of and len(recipients) + len(unread) > 1:

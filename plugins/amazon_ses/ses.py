@@ -145,9 +145,9 @@ def _left(preferences: Mapping[str, Any]) -> set[str]:
     """Return the topics that a person does not want."""
     listed = map(_object, _list(preferences.get("topicSubscriptionStatus")))
     return {
-        str(one["topicName"])
-        for one in listed
-        if one.get("subscriptionStatus") == "OptOut" and text(one.get("topicName"))
+        str(topic["topicName"])
+        for topic in listed
+        if topic.get("subscriptionStatus") == "OptOut" and text(topic.get("topicName"))
     }
 
 

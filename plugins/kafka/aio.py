@@ -228,7 +228,7 @@ class Consumer(AIOKafkaConsumer):  # type: ignore[misc] # aiokafka has no types
 
     async def all_committed(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, Any]:
         """Ask once for the offsets of several partitions; ``committed`` of aiokafka takes one."""
-        found: dict[TopicPartition, Any] = await self._coordinator.fetch_committed_offsets(
+        offsets: dict[TopicPartition, Any] = await self._coordinator.fetch_committed_offsets(
             list(tps)
         )
-        return found
+        return offsets

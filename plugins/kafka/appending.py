@@ -90,7 +90,7 @@ class _Lane:
     @property
     def awaited(self) -> bool:
         """Whether a call waits for something that is in the queue or under way."""
-        return any(not one.call.done.done() for one in (*self.queue, *self.sending))
+        return any(not share.call.done.done() for share in (*self.queue, *self.sending))
 
     def put(self, share: _Share) -> None:
         """Add records to the queue."""
@@ -299,10 +299,10 @@ class Appender:
         again = not error.permanent
         if error.too_large:
             # If the settings cannot be read, nothing else shows the limits of the topic.
-            sizes = [size for one, at in begun for _, size in one.records[at : one.next]]
+            sizes = [size for share, at in begun for _, size in share.records[at : share.next]]
             again = len(sizes) > 1
-            known = self._rooms if again else self._limits
-            known[lane.topic] = _BATCH_HEADER + (sum(sizes) // 2 if again else sizes[0] - 1)
+            limits = self._rooms if again else self._limits
+            limits[lane.topic] = _BATCH_HEADER + (sum(sizes) // 2 if again else sizes[0] - 1)
         if error.permanent:
             self._too_large()
         if not again:

@@ -220,25 +220,25 @@ class Cluster:
         :return: empty if the topic does not exist, or if a broker does not know it yet.
         """
         async with self._calling(f"topic {topic}"):
-            (found,) = await self._opened.describe_topics([topic])
-            code = found["error_code"]
+            (description,) = await self._opened.describe_topics([topic])
+            code = description["error_code"]
             if code == kafka_errors.UnknownTopicOrPartitionError.errno:
                 return {}
             if code not in (0, kafka_errors.LeaderNotAvailableError.errno):
                 raise kafka_errors.for_code(code)(topic)
             return {
-                one["partition"]: (one["leader"], len(one["replicas"]), len(one["isr"]))
-                for one in found["partitions"]
+                state["partition"]: (state["leader"], len(state["replicas"]), len(state["isr"]))
+                for state in description["partitions"]
             }
 
-    async def known(self, topic: str) -> dict[int, tuple[int, int, int]]:
+    async def await_partitions(self, topic: str) -> dict[int, tuple[int, int, int]]:
         """Return the same as :meth:`partitions`, and wait until a topic that was created appears.
 
         :raises StorageUnavailable: if it does not.
         """
         for _ in range(10):
-            if found := await self.partitions(topic):
-                return found
+            if partitions := await self.partitions(topic):
+                return partitions
             await asyncio.sleep(PAUSE)
         raise StorageUnavailable(f"topic {topic} does not exist")
 
@@ -283,30 +283,30 @@ class Cluster:
         """Return partition → the offset of the first record that is there."""
         async with self._calling("offsets"):
             tps = [TopicPartition(topic, number) for number in partitions]
-            found = await self._reader.beginning_offsets(tps)
-            return {tp.partition: offset for tp, offset in found.items()}
+            offsets = await self._reader.beginning_offsets(tps)
+            return {tp.partition: offset for tp, offset in offsets.items()}
 
     async def ends(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
         """Return partition → the offset that the next record will have."""
         async with self._calling("offsets"):
             tps = [TopicPartition(topic, number) for number in partitions]
-            found = await self._reader.end_offsets(tps)
-            return {tp.partition: offset for tp, offset in found.items()}
+            offsets = await self._reader.end_offsets(tps)
+            return {tp.partition: offset for tp, offset in offsets.items()}
 
     async def since(self, topic: str, partition: int, at: int) -> int | None:
         """Return the first offset at or after a time in milliseconds; ``None``: there is none."""
         async with self._calling("offsets"):
             tp = TopicPartition(topic, partition)
-            found = (await self._reader.offsets_for_times({tp: at}))[tp]
-            return None if found is None else int(found.offset)
+            place = (await self._reader.offsets_for_times({tp: at}))[tp]
+            return None if place is None else int(place.offset)
 
     async def committed(self, topic: str, group: str, partitions: Iterable[int]) -> dict[int, int]:
         """Return partition → the committed offset of a group, without those that have none."""
         tps = [TopicPartition(topic, number) for number in partitions]
 
         async def ask() -> dict[int, int]:
-            found = await self._opened.list_consumer_group_offsets(group, partitions=tps)
-            return {tp.partition: value.offset for tp, value in found.items() if value.offset >= 0}
+            places = await self._opened.list_consumer_group_offsets(group, partitions=tps)
+            return {tp.partition: value.offset for tp, value in places.items() if value.offset >= 0}
 
         return await self._answered(f"the offsets of group {group} cannot be read", ask)
 
@@ -318,7 +318,7 @@ class Cluster:
         The offsets must be there; a partition whose broker does not answer is missing. -1: there
         is no record before the end, only markers of transactions.
         """
-        found: dict[int, int] = {}
+        times: dict[int, int] = {}
         async with self._lock:
             reader = self._reader
             reader.assign([TopicPartition(topic, number) for number in offsets])
@@ -327,22 +327,22 @@ class Cluster:
                     async with self._calling("records"):
                         for number, offset in offsets.items():
                             reader.seek(TopicPartition(topic, number), offset)
-                        while len(found) < len(offsets):
-                            left = [TopicPartition(topic, n) for n in offsets if n not in found]
+                        while len(times) < len(offsets):
+                            left = [TopicPartition(topic, n) for n in offsets if n not in times]
                             batch = await reader.getmany(*left, timeout_ms=200, max_records=1)
                             for tp, records in batch.items():
-                                found[tp.partition] = records[0].timestamp
+                                times[tp.partition] = records[0].timestamp
                                 reader.pause(tp)
                             for tp in left:
                                 number = tp.partition
-                                if number not in found and (
+                                if number not in times and (
                                     await reader.position(tp) >= ends[number]
                                 ):
-                                    found[number] = -1
+                                    times[number] = -1
                                     reader.pause(tp)
             finally:
                 reader.unsubscribe()
-        return found
+        return times
 
     @property
     def _reader(self) -> Consumer:
@@ -503,7 +503,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
             try:
                 # aiokafka waits without limit while the partitions are rebalanced.
                 async with asyncio.timeout(wait + 1.0):
-                    found = await self._consumer.getmany(
+                    batches = await self._consumer.getmany(
                         *tps, timeout_ms=int(wait * 1000), max_records=max_records
                     )
             except TimeoutError:
@@ -513,7 +513,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
                 raise OutOfRange(tp.partition, offset) from None
             except kafka_errors.NoOffsetForPartitionError as error:
                 raise NoOffset(error.args[0].partition) from None
-            return [record for records in found.values() for record in records]
+            return [record for records in batches.values() for record in records]
 
     def positions(self) -> dict[int, int]:
         """Return partition → the offset after all that :meth:`poll` has returned or left out."""
@@ -534,16 +534,16 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no
         with translated("the offsets of the group cannot be read"):
             async with asyncio.timeout(seconds):
                 tp = TopicPartition(self._topic, partition)
-                found: int | None = await self._consumer.committed(tp)
-                return found
+                offset: int | None = await self._consumer.committed(tp)
+                return offset
 
     async def with_offset(self, partitions: Iterable[int], seconds: float) -> set[int]:
         """Return those of the partitions in which the group has a committed offset."""
         tps = [TopicPartition(self._topic, number) for number in partitions]
         with translated("the offsets of the group cannot be read"):
             async with asyncio.timeout(seconds):
-                found = await self._consumer.all_committed(tps)
-                return {tp.partition for tp, value in found.items() if value.offset >= 0}
+                places = await self._consumer.all_committed(tps)
+                return {tp.partition for tp, value in places.items() if value.offset >= 0}
 
     async def commit(self, offsets: Mapping[int, int], seconds: float) -> bool:
         """Commit offsets.

@@ -29,7 +29,7 @@ from .appending import NO_GAUGES, Appender
 from .client import Cluster, Member, Sender, TooFewBrokers, readable
 from .options import DEFAULT_TOPIC, Address, address
 from .reading import KafkaReader
-from .topics import DEFAULT_MESSAGE, NewTopic, retention, wanted, weaknesses
+from .topics import DEFAULT_MESSAGE, NewTopic, retention, topics_of, weaknesses
 
 _log = logging.getLogger("engage.log.kafka")
 
@@ -134,20 +134,20 @@ class KafkaLog(EventLog):
         :raises StorageIncompatible: if they allow acknowledged events to be lost.
         """
         await self._cluster.start()
-        for topic in wanted(self._topic, max_value=self._context.max_value_bytes):
-            found = await self._cluster.partitions(topic.name)
-            if not found:
+        for topic in topics_of(self._topic, max_value=self._context.max_value_bytes):
+            partitions = await self._cluster.partitions(topic.name)
+            if not partitions:
                 if not self._create:
                     raise StorageMissing(
                         f"topic {topic.name} does not exist; `engage serve` and `engage load` "
                         "create it"
                     )
                 await self._make(topic)
-                found = await self._cluster.known(topic.name)
+                partitions = await self._cluster.await_partitions(topic.name)
             if topic.name == self._topic:
-                self._partitions = len(found)
+                self._partitions = len(partitions)
             if not topic.name.endswith(".ready"):
-                replicas = min(replicas for _, replicas, _ in found.values())
+                replicas = min(replicas for _, replicas, _ in partitions.values())
                 await self._inspect(topic.name, replicas)
         assert self._appender is not None
         for name, most in self._max_batches.items():
@@ -251,7 +251,7 @@ class KafkaLog(EventLog):
         refused = Outcome(
             Status.REFUSED, f"it is larger than max.message.bytes of topic {topic} allows"
         )
-        return [refused if one.status is Status.REFUSED else one for one in outcomes]
+        return [refused if outcome.status is Status.REFUSED else outcome for outcome in outcomes]
 
     async def check(self) -> None:
         appender = self._ready()
@@ -265,13 +265,13 @@ class KafkaLog(EventLog):
         """Return why no record could be appended now, or ``None``."""
         try:
             async with asyncio.timeout(_CHECK):
-                found = await self._cluster.known(self._topic)
+                partitions = await self._cluster.await_partitions(self._topic)
         except (StorageUnavailable, TimeoutError) as error:
             return str(error) or "Kafka did not answer in time"
-        self._partitions = max(self._partitions, len(found))
+        self._partitions = max(self._partitions, len(partitions))
         without = [
             str(number)
-            for number, (leader, _, in_sync) in sorted(found.items())
+            for number, (leader, _, in_sync) in sorted(partitions.items())
             if leader < 0 or in_sync < self._min_in_sync
         ]
         self._unavailable = len(without)
@@ -308,18 +308,18 @@ class KafkaLog(EventLog):
             for number in numbers
             if ends[number] > max(offsets.get(number, 0), firsts[number])
         }
-        known = {n: at for n, (offset, at) in self._oldest.items() if late.get(n) == offset}
-        unknown = {number: offset for number, offset in late.items() if number not in known}
+        oldest = {n: at for n, (offset, at) in self._oldest.items() if late.get(n) == offset}
+        unknown = {number: offset for number, offset in late.items() if number not in oldest}
         if unknown:
-            found = await self._cluster.appended_at(self._topic, unknown, ends)
-            late = {number: offset for number, offset in late.items() if found.get(number, 0) >= 0}
-            known |= {number: at for number, at in found.items() if at >= 0}
-        self._oldest = {number: (late[number], at) for number, at in known.items()}
-        if late and not known:
+            times = await self._cluster.appended_at(self._topic, unknown, ends)
+            late = {number: offset for number, offset in late.items() if times.get(number, 0) >= 0}
+            oldest |= {number: at for number, at in times.items() if at >= 0}
+        self._oldest = {number: (late[number], at) for number, at in oldest.items()}
+        if late and not oldest:
             raise StorageUnavailable("the oldest record could not be read")
         return Backlog(
             records=sum(ends[number] - offset for number, offset in late.items()),
-            oldest_at=min(known.values(), default=None),
+            oldest_at=min(oldest.values(), default=None),
             retention=self._retention,
             gaps={
                 number: (offset, firsts[number])
@@ -332,7 +332,7 @@ class KafkaLog(EventLog):
         """Return the numbers of all partitions."""
         if self._partitions == 0 or self._appender is None:
             raise StorageUnavailable(self._refusal or "the log is not open")
-        return sorted(await self._cluster.known(self._topic))
+        return sorted(await self._cluster.await_partitions(self._topic))
 
     def reader(self, group: str, *, since: int | None = None) -> LogReader:
         return KafkaReader(

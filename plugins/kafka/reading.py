@@ -121,13 +121,13 @@ class KafkaReader(LogReader):
         mine = member.assigned
         for partition in mine & self._paused:
             member.pause(partition)
-        wanted = mine - self._paused
-        if mine and not wanted:
+        partitions = mine - self._paused
+        if mine and not partitions:
             await asyncio.sleep(min(wait, _LOOK))
             return
-        wait = min(wait, _POLL if wanted else _LOOK)
+        wait = min(wait, _POLL if partitions else _LOOK)
         try:
-            found = await member.poll(wanted, max_records=max_records, wait=wait)
+            records = await member.poll(partitions, max_records=max_records, wait=wait)
         except NoOffset as error:
             (partition,) = error.args
             await self._start(member, partition)
@@ -138,7 +138,7 @@ class KafkaReader(LogReader):
             await self._leave()
             raise
         else:
-            self._held.extend(map(_record, found))
+            self._held.extend(map(_record, records))
 
     async def _start(self, member: Member, partition: int) -> None:
         """Begin in a partition without a committed offset."""
@@ -153,9 +153,9 @@ class KafkaReader(LogReader):
     async def _start_of(self, partition: int) -> int:
         """Return where to begin in a partition without a committed offset."""
         if self._since is not None:
-            found = await self._cluster.since(self._topic, partition, self._since)
-            if found is not None:
-                return found
+            offset = await self._cluster.since(self._topic, partition, self._since)
+            if offset is not None:
+                return offset
             return (await self._cluster.ends(self._topic, [partition]))[partition]
         return (await self._cluster.firsts(self._topic, [partition]))[partition]
 
@@ -178,7 +178,7 @@ class KafkaReader(LogReader):
 
     def _begin(self, member: Member, partition: int, expected: int, first: int) -> None:
         """Continue at the first record of a partition, and report that as a gap."""
-        self._held = collections.deque(one for one in self._held if one.partition != partition)
+        self._held = collections.deque(held for held in self._held if held.partition != partition)
         self._unplaced.add(partition)
         self._gaps[partition] = (expected, first)
         self._returned[partition] = first
@@ -189,16 +189,16 @@ class KafkaReader(LogReader):
         gaps, self._gaps = self._gaps, {}
         records: list[ReadRecord] = []
         while self._held and len(records) < max_records:
-            one = self._held[0]
-            if one.partition in self._paused:
+            held = self._held[0]
+            if held.partition in self._paused:
                 self._held.popleft()
                 continue
-            max_bytes -= one.record.size
+            max_bytes -= held.record.size
             if max_bytes < 0 and records:
                 break
             records.append(self._held.popleft())
-            self._returned[one.partition] = max(
-                self._returned.get(one.partition, 0), one.offset + 1
+            self._returned[held.partition] = max(
+                self._returned.get(held.partition, 0), held.offset + 1
             )
         return Batch(records=records, gaps=gaps, passed=self._passed())
 
@@ -222,23 +222,23 @@ class KafkaReader(LogReader):
             # It has left the group, and with it all partitions.
             return
         mine = member.assigned & self._returned.keys()
-        known = {
+        own = {
             partition: offset
             for partition, offset in offsets.items()
             if partition in mine and offset <= self._returned[partition]
         }
-        expected = known.keys() - self._unplaced
+        expected = own.keys() - self._unplaced
         if expected:
             for partition in expected - await member.with_offset(expected, self._timeout):
                 await self._start_again(member, partition)
-                del known[partition]
+                del own[partition]
             # If the partitions have been rebalanced since, they are read again.
-            known = {number: known[number] for number in known.keys() & self._returned.keys()}
+            own = {number: own[number] for number in own.keys() & self._returned.keys()}
         # Without success, the partitions are rebalanced: the next member reads from the
         # committed offsets.
-        if known and await member.commit(known, self._timeout):
-            self._unplaced -= known.keys()
-            self._committed |= known
+        if own and await member.commit(own, self._timeout):
+            self._unplaced -= own.keys()
+            self._committed |= own
 
     async def _start_again(self, member: Member, partition: int) -> None:
         """Read a partition from its first record: the offset of the group is gone.

@@ -33,7 +33,7 @@ class NewTopic:
     replicas: int = 3
 
 
-def wanted(topic: str, *, max_value: int) -> list[NewTopic]:
+def topics_of(topic: str, *, max_value: int) -> list[NewTopic]:
     """Return the topics of a log.
 
     :param max_value: the largest value of a record, in bytes.
@@ -69,41 +69,41 @@ def weaknesses(name: str, settings: Mapping[str, str], *, replicas: int) -> list
     :param settings: those that the brokers use, including their defaults.
     :param replicas: of the partition that has the fewest.
     """
-    found = []
+    lines = []
     if replicas < 3:
-        found.append(
+        lines.append(
             f"{name} has {replicas} replica{'' if replicas == 1 else 's'}; with fewer than 3, "
             "an acknowledged event can be lost, or no event is accepted, when one broker fails"
         )
     if int(settings.get("min.insync.replicas", 1)) < 2:
-        found.append(
+        lines.append(
             f"{name} has min.insync.replicas={settings.get('min.insync.replicas', 1)}: "
             "an event is acknowledged when a single broker has it; set it to 2"
         )
     if settings.get("unclean.leader.election.enable", "false") != "false":
-        found.append(
+        lines.append(
             f"{name} has unclean.leader.election.enable=true: "
             "a broker that lacks acknowledged events may become the leader; set it to false"
         )
     if settings.get("cleanup.policy", "delete") != "delete":
-        found.append(
+        lines.append(
             f"{name} has cleanup.policy={settings['cleanup.policy']}: "
             "compaction keeps only the last event of each user; set it to delete"
         )
     if int(settings.get("retention.bytes", -1)) >= 0:
-        found.append(
+        lines.append(
             f"{name} has retention.bytes={settings['retention.bytes']}: "
             "many events at once would delete others before they are loaded; set it to -1"
         )
     kept = retention(settings)
     if kept is not None and kept < DAY_MS:
-        found.append(
+        lines.append(
             f"{name} has retention.ms={kept}: an outage of the storage that is longer than that "
             f"loses events; set it to at least {DAY_MS} (a day)"
         )
     if settings.get("message.timestamp.type", "CreateTime") != "LogAppendTime":
-        found.append(
+        lines.append(
             f"{name} has message.timestamp.type={settings.get('message.timestamp.type')}: "
             "records would expire by the clocks of the servers; set it to LogAppendTime"
         )
-    return found
+    return lines

@@ -81,10 +81,10 @@ def runs_of(events: Iterable[tuple[ObjectId, int]]) -> list[Run]:
 
     :param events: ``_seq`` and time of receipt.
     """
-    found: dict[bytes, Run] = {}
+    runs: dict[bytes, Run] = {}
     for seq, at in sorted(events):
-        found.setdefault(_process_of(seq), Run(seq)).add(seq, at)
-    return [*found.values()]
+        runs.setdefault(_process_of(seq), Run(seq)).add(seq, at)
+    return [*runs.values()]
 
 
 class Arrivals:
@@ -135,9 +135,9 @@ class Arrivals:
         """Have the events entered that were inserted, and those that were stored before. To be
         called within :meth:`Connection.calling`, before they are acknowledged."""
         least = _first_of(time.time_ns() // 1000 - _RECENT * 1_000_000)
-        recent = [one for one in duplicates if one[0] > least and not self._has_entered(one[0])]
+        recent = [pair for pair in duplicates if pair[0] > least and not self._has_entered(pair[0])]
         self._running.remove(run)
-        self._ended += [(0.0, one) for one in (run, *runs_of(recent)) if one.count]
+        self._ended += [(0.0, ended) for ended in (run, *runs_of(recent)) if ended.count]
         if time.monotonic() > self._beat + 2 * BEAT:
             await self._update()
 
@@ -241,14 +241,14 @@ class Arrivals:
         """Enter what processes have left that no longer update their documents."""
         now = time.monotonic()
         query = {"_id": below("writer")}
-        found = {one["_id"]: one async for one in self._connection.db[META].find(query)}
-        found.pop(self._name, None)
-        known, self._others = self._others, {}
-        for name, one in found.items():
-            before, at = known.get(name, (None, now))
-            self._others[name] = (one, at if before == one else now)
-            if before == one and now > at + 6 * BEAT:
-                await self._take_over(one)
+        writers = {item["_id"]: item async for item in self._connection.db[META].find(query)}
+        writers.pop(self._name, None)
+        earlier, self._others = self._others, {}
+        for name, writer in writers.items():
+            before, at = earlier.get(name, (None, now))
+            self._others[name] = (writer, at if before == writer else now)
+            if before == writer and now > at + 6 * BEAT:
+                await self._take_over(writer)
 
     async def _take_over(self, dead: Mapping[str, Any]) -> None:
         db, same = self._connection.db, {"_id": dead["_id"], "beat": dead["beat"]}
@@ -259,9 +259,9 @@ class Arrivals:
         process = bytes.fromhex(dead["_id"].removeprefix("writer:"))
         query = {"receivedAt": {"$gte": dead["since"]}, "_seq": {"$gte": dead["before"]}}
         left = [
-            (one["_seq"], int(one["receivedAt"]))
-            async for one in db[EVENTS].find(query, {"_id": 0, "_seq": 1, "receivedAt": 1})
-            if _process_of(one["_seq"]) == process
+            (event["_seq"], int(event["receivedAt"]))
+            async for event in db[EVENTS].find(query, {"_id": 0, "_seq": 1, "receivedAt": 1})
+            if _process_of(event["_seq"]) == process
         ]
         await self._insert(runs_of(left))
         await db[META].delete_one({**same, "beat": dead["beat"] + 1})
@@ -272,7 +272,7 @@ class Arrivals:
         kept = {"_id": {"$gt": 0, "$lt": await self._newest()}}
         cursor = self._connection.db[ARRIVALS].find(kept, {"until": 1}).sort([("_id", 1)])
         oldest = await cursor.limit(BATCH).to_list(None)
-        if old := [one["_id"] for one in oldest if int(one["until"]) < before]:
+        if old := [entry["_id"] for entry in oldest if int(entry["until"]) < before]:
             await self._connection.db[ARRIVALS].delete_many({"_id": {"$in": old}})
 
     # -------------------------------------------------------------------------------- reading
@@ -291,8 +291,8 @@ class Arrivals:
                 if last is not None:
                     return Page(events, _cursor(store, _BEFORE, cursor_of(last)))
                 return Page(events, _cursor(store, 0, None))
-            wanted = {"_id": {"$gt": number}, **({"until": late} if late else {})}
-            cursor = self._journal.find(wanted).sort([("_id", 1)]).limit(BATCH)
+            condition = {"_id": {"$gt": number}, **({"until": late} if late else {})}
+            cursor = self._journal.find(condition).sort([("_id", 1)]).limit(BATCH)
             entries = await cursor.to_list(None)
             if not entries:
                 if await self._newest() < number:
@@ -317,8 +317,8 @@ class Arrivals:
         if begun is None:
             raise StorageUnavailable("the store has no journal of arrivals: start `engage serve`")
         reply = await db.command({"listCollections": 1, "filter": {"name": ARRIVALS}})
-        info = [one.get("info", {}) for one in reply["cursor"]["firstBatch"]]
-        same = [bytes(one["uuid"]).hex() for one in info if "uuid" in one]
+        info = [collection.get("info", {}) for collection in reply["cursor"]["firstBatch"]]
+        same = [bytes(item["uuid"]).hex() for item in info if "uuid" in item]
         return begun, "-".join((begun["store"], *same))
 
     async def _newest(self) -> int:
@@ -332,11 +332,11 @@ class Arrivals:
     ) -> tuple[list[Event], Mapping[str, Any] | None]:
         """Read the events of entries."""
         received = {
-            "$gte": min((one["since"] for one in entries), key=int),
-            "$lte": max((one["until"] for one in entries), key=int),
+            "$gte": min((entry["since"] for entry in entries), key=int),
+            "$lte": max((entry["until"] for entry in entries), key=int),
         }
-        runs = [run for one in entries for run in one["runs"]]
-        seqs = {"$gte": min(one["first"] for one in runs), "$lte": max(one["last"] for one in runs)}
+        runs = [run for entry in entries for run in entry["runs"]]
+        seqs = {"$gte": min(run["first"] for run in runs), "$lte": max(run["last"] for run in runs)}
         query = arrived_after({"receivedAt": received, "_seq": seqs}, place)
         return await self._read(query, limit, _Runs(runs))
 
@@ -401,13 +401,12 @@ def _first_of(at: int) -> ObjectId:
 def _together(entries: Sequence[Mapping[str, Any]], limit: int) -> Sequence[Mapping[str, Any]]:
     """Return the first entries whose events one page and one query can have; at least one."""
     count, since, until = 0, int(entries[0]["since"]), int(entries[0]["until"])
-    for index, one in enumerate(entries):
-        count += one["count"]
-        if index and (
-            count > limit or int(one["since"]) > until + _LATE or int(one["until"]) < since - _LATE
-        ):
+    for index, entry in enumerate(entries):
+        count += entry["count"]
+        first, last = int(entry["since"]), int(entry["until"])
+        if index and (count > limit or first > until + _LATE or last < since - _LATE):
             return entries[:index]
-        since, until = min(since, int(one["since"])), max(until, int(one["until"]))
+        since, until = min(since, first), max(until, last)
     return entries
 
 
@@ -423,7 +422,7 @@ def _parse(cursor: str | None) -> tuple[str | None, int, str | None]:
     if cursor is None:
         return None, _BEFORE, None
     values = orjson.loads(cursor)
-    if not isinstance(values, list) or [type(one) for one in values[:2]] != [str, int]:
+    if not isinstance(values, list) or [type(value) for value in values[:2]] != [str, int]:
         raise ValueError("not a cursor of this storage")
     store, number, place = values
     if place is not None:

@@ -68,7 +68,7 @@ from .documents import NEVER, any_of, encode_value, escape_key, pair_id, scoped_
 from .identifiers import Claim
 from .paging import beyond
 from .people_steps import PLACE_OF, TIMES, Document, PeopleSteps, link_row, membership
-from .profiles import Known, delete_visitors
+from .profiles import Cache, delete_visitors
 
 _log = logging.getLogger("engage.storage.mongo")
 
@@ -82,9 +82,9 @@ class Changes(PeopleSteps):
     :param known: what this process remembers.
     """
 
-    def __init__(self, connection: Connection, context: StorageContext, known: Known) -> None:
+    def __init__(self, connection: Connection, context: StorageContext, cache: Cache) -> None:
         super().__init__(connection, context)
-        self._known = known
+        self._cache = cache
         #: None: there is none.
         self._profiles: dict[Key, Row | None] = {}
         #: The traits that are kept of those who are read: those that the write sets.
@@ -138,7 +138,7 @@ class Changes(PeopleSteps):
         links = collections.Counter(row[:3] for row in rows if LinkRow(*row).first is not None)
         groups = collections.Counter(row[:3] for row in self._pairs[MEMBERSHIPS.name].values())
         at = PROFILES.columns.index("links")
-        for person in {*linked.values(), *(one for some in seen.values() for one in some.values())}:
+        for person in {*linked.values(), *(key for some in seen.values() for key in some.values())}:
             row = self._profiles.setdefault(person, None)
             if row is None and person in links:
                 row = Profile(*person).row  # Somebody of whom there are only links.
@@ -150,20 +150,20 @@ class Changes(PeopleSteps):
         collection, step = PLACE_OF[kind].subjects, Get(PROFILES, ())
         for chunk in self._connection.chunks(people):
             # One by one: documents may be large, and little is kept of each.
-            async for one in self._connection.db[collection].find({"_id": any_of(chunk)}):
-                person = people[one["_id"]]
-                self._profiles[person] = self._profile(step, person, one)
-                self._read_from[collection, one["_id"]] = {"_id": one["_id"]}
+            async for document in self._connection.db[collection].find({"_id": any_of(chunk)}):
+                person = people[document["_id"]]
+                self._profiles[person] = self._profile(step, person, document)
+                self._read_from[collection, document["_id"]] = {"_id": document["_id"]}
 
     async def _read_memberships(self, kind: int, people: Mapping[str, Person]) -> None:
         collection, owner = PLACE_OF[kind].memberships, KIND_OF[kind].value
-        for one in await self._connection.read(collection, people, by=owner):
-            row = membership(people[one[owner]], one)
+        for document in await self._connection.read(collection, people, by=owner):
+            row = membership(people[document[owner]], document)
             self._pairs[MEMBERSHIPS.name][row[: MEMBERSHIPS.key]] = row
 
     async def _read_links(self, users: Mapping[str, Person]) -> None:
-        for one in await self._connection.read(schema.LINKS, users, by="user"):
-            row = link_row(one)
+        for document in await self._connection.read(schema.LINKS, users, by="user"):
+            row = link_row(document)
             self._pairs[LINKS.name][row[: LINKS.key]] = row
 
     def _profile(self, step: Get | Pages, person: Person, document: Document) -> Row:
@@ -198,7 +198,7 @@ class Changes(PeopleSteps):
 
     def recall(self, step: Recall | Remember) -> Any:
         if isinstance(step, Recall):
-            return self._known.of(step.topic)
+            return self._cache.of(step.topic)
         self._remembered.append(step)
         return None
 
@@ -218,22 +218,22 @@ class Changes(PeopleSteps):
         fields = dict.fromkeys(("workspaceId", "anonymousId", *TIMES, *traits), 1)
         query = beyond("changedAt", *step.after) if step.after else {}
         visitors = self._connection.db[schema.VISITORS].find(query, fields)
-        found = await visitors.sort([("changedAt", 1), ("_id", 1)]).limit(step.limit).to_list(None)
+        page = await visitors.sort([("changedAt", 1), ("_id", 1)]).limit(step.limit).to_list(None)
         rows = [
-            self._profile(step, (workspace, VISITOR, one["anonymousId"]), one)
-            for one in found
-            if one["workspaceId"] == workspace
+            self._profile(step, (workspace, VISITOR, document["anonymousId"]), document)
+            for document in page
+            if document["workspaceId"] == workspace
         ]
-        place = (found[-1]["changedAt"], found[-1]["_id"]) if found else step.after
-        return Page(rows, place, len(found) == step.limit)
+        place = (page[-1]["changedAt"], page[-1]["_id"]) if page else step.after
+        return Page(rows, place, len(page) == step.limit)
 
     async def _get_pairs(self, step: Get) -> dict[Key, Row]:
         stored = self._pairs[step.table.name]
-        found = {key: stored[key] for key in step.keys if key in stored}
-        for key in found:
+        rows = {key: stored[key] for key in step.keys if key in stored}
+        for key in rows:
             collection, query = _pair(step.table.name, key)
             self._read_from[collection, query["_id"]] = query
-        return found
+        return rows
 
     async def _get_traits(self, step: Get) -> dict[Key, Row]:
         return {key: self._rows[key] for key in step.keys if key in self._rows}
@@ -242,36 +242,36 @@ class Changes(PeopleSteps):
         rows = {key: (*key, self._values[key]) for key in step.keys if key in self._values}
         if late := [key for key in rows if self._count(key) >= MAX_CLAIMS]:
             await self._under_claims(Under(CLAIMS, late))
-        known = self._known.of(CLAIMS.name)
-        return {key: (*row, known.get(row, _SOME_TIME)) for key, row in rows.items()}
+        times = self._cache.of(CLAIMS.name)
+        return {key: (*row, times.get(row, _SOME_TIME)) for key, row in rows.items()}
 
     async def _under_identifiers(self, step: Under) -> dict[Key, list[Row]]:
-        found: dict[Key, list[Row]] = {one: [] for one in step.prefixes}
-        for person in found:
+        rows: dict[Key, list[Row]] = {prefix: [] for prefix in step.prefixes}
+        for person in rows:
             for trait in self._context.identifiers.get(person[0], ()):
                 if (key := (*person, trait)) in self._values:
-                    found[person].append((*key, self._values[key], _SOME_TIME))
-        return found
+                    rows[person].append((*key, self._values[key], _SOME_TIME))
+        return rows
 
     async def _under_deleted(self, step: Under) -> dict[Key, list[Row]]:
         # They are read so that they are deleted, and go with the profile.
-        return {one: [] for one in step.prefixes}
+        return {prefix: [] for prefix in step.prefixes}
 
     async def _under_claims(self, step: Under) -> dict[Key, list[Row]]:
-        if any(len(one) == PROFILES.key for one in step.prefixes):
+        if any(len(prefix) == PROFILES.key for prefix in step.prefixes):
             return await self._under_deleted(step)
-        found: dict[Key, list[Row]] = {one: [] for one in step.prefixes}
+        claims: dict[Key, list[Row]] = {prefix: [] for prefix in step.prefixes}
         # Somebody who never had the trait has no claim of it.
-        traits = [one for one in found if one in self._values or self._count(one)]
+        traits = [trait for trait in claims if trait in self._values or self._count(trait)]
         async for key, row, is_late in self._claims(traits):
             if not is_late:
-                found[key].append(row)
-        self._claimed.update((key, {row[4] for row in rows}) for key, rows in found.items())
-        return found
+                claims[key].append(row)
+        self._claimed.update((key, {row[4] for row in rows}) for key, rows in claims.items())
+        return claims
 
     async def _get_totals(self, step: Get) -> dict[Key, Row]:
         most = self._context.profile_limits.visitors
-        return {key: (*key, most) for key in step.keys if key[0] in self._known.full}
+        return {key: (*key, most) for key in step.keys if key[0] in self._cache.full}
 
     # ------------------------------------------------------------------------------- writing
     def _count(self, trait: Key) -> int:
@@ -296,11 +296,11 @@ class Changes(PeopleSteps):
             self._put_membership(*row)
         for row in self._put[LINKS.name]:
             self._put_link(LinkRow(*row))
-        known = self._put_claims()
+        times = self._put_claims()
         for (collection, key), query in self._read_from.items():
             nothing = {"q": query, "u": UNCHANGED, "upsert": False}
             self._statements[collection].setdefault(key, nothing)
-        self._known.growing.update(space for space, _ in self._put[VISITOR_TOTALS.name])
+        self._cache.growing.update(space for space, _ in self._put[VISITOR_TOTALS.name])
         results = await all_of(
             self._connection.update(name, [*part.values()])
             for name, part in self._statements.items()
@@ -309,7 +309,7 @@ class Changes(PeopleSteps):
             _log.error(
                 "%d profile changes can never be applied (code %d)", len(refused), refused[0]
             )
-        self._known.keep([*self._remembered, Remember(CLAIMS.name, known)])
+        self._cache.keep([*self._remembered, Remember(CLAIMS.name, times)])
         return len(refused)
 
     def _document(self, person: Key) -> dict[str, dict[str, Any]]:
@@ -325,18 +325,18 @@ class Changes(PeopleSteps):
         update: dict[str, dict[str, Any]] = statement["u"]
         return update
 
-    def _put_profile(self, one: Profile) -> None:
-        if one.created_at is None or one.updated_at is None:
+    def _put_profile(self, row: Profile) -> None:
+        if row.created_at is None or row.updated_at is None:
             return  # Only links or choices made it exist.
-        update = self._document(one.person)
-        read = self._profiles.get(one.person)
+        update = self._document(row.person)
+        read = self._profiles.get(row.person)
         # What was read is not written again: the profile may have been erased meanwhile.
-        is_earlier = read is None or Profile(*read).created_at != one.created_at
-        update["$min"]["createdAt"] = DatetimeMS(one.created_at if is_earlier else one.updated_at)
-        update["$max"]["updatedAt"] = DatetimeMS(one.updated_at)
-        if one.changed_at is not None:
-            self._changed_at[one.person] = one.changed_at
-            update["$max"]["changedAt"] = DatetimeMS(one.changed_at)
+        is_earlier = read is None or Profile(*read).created_at != row.created_at
+        update["$min"]["createdAt"] = DatetimeMS(row.created_at if is_earlier else row.updated_at)
+        update["$max"]["updatedAt"] = DatetimeMS(row.updated_at)
+        if row.changed_at is not None:
+            self._changed_at[row.person] = row.changed_at
+            update["$max"]["changedAt"] = DatetimeMS(row.changed_at)
 
     def _changed(self, person: Key) -> dict[str, Any]:
         """Return when a visitor was changed, as a field: what expires with it has that too."""
@@ -397,12 +397,12 @@ class Changes(PeopleSteps):
 
         :return: those of users that a process remembers, and when each value was claimed.
         """
-        known = {}
+        times = {}
         claims, current = self._put[CLAIMS.name], self._put[IDENTIFIERS.name]
         for row in claims:
             *_, value, at = row
             self._claimed.setdefault(row[:4], set()).add(value)
-            if at not in (_SOME_TIME, self._known.of(CLAIMS.name).get(row[:-1])):
+            if at not in (_SOME_TIME, self._cache.of(CLAIMS.name).get(row[:-1])):
                 self._put_claim(_claim(row), at)
         for row in current:
             *_, value, at = row
@@ -411,19 +411,19 @@ class Changes(PeopleSteps):
                 self._claimed.setdefault(trait, set())
             values = self._claimed.get(trait)
             if values is not None and value not in values and len(values) >= MAX_CLAIMS:
-                for one in claim.late_statements(at, self._changed(trait[:3])):
+                for statement in claim.late_statements(at, self._changed(trait[:3])):
                     statements = self._statements[PLACE_OF[row[1]].claims]
-                    statements[f"{claim.late_key}\0{len(statements)}"] = one
+                    statements[f"{claim.late_key}\0{len(statements)}"] = statement
                 continue
             if values is not None:
                 values.add(value)
             self._put_claim(claim, at)
             if row[1] == USER:
-                known[row[:-1]] = at
+                times[row[:-1]] = at
         for trait in {row[:4] for row in (*claims, *current)} & self._claimed.keys():
             count = {f"claims.{escape_key(trait[3])}": len(self._claimed[trait])}
             self._document(trait[:3])["$max"].update(count)
-        return known
+        return times
 
     def _put_claim(self, claim: Claim, at: int) -> None:
         kind = KINDS[claim.kind]

@@ -73,7 +73,7 @@ _PREFIX: Final = "upgrade-"
 
 _Document = Mapping[str, Any]
 #: Workspace and id → what the id is known to be. That a choice made a user exist is no proof.
-_Known = collections.defaultdict[tuple[str, str], set[Kind]]
+_Kinds = collections.defaultdict[tuple[str, str], set[Kind]]
 
 
 async def apply_all(
@@ -84,7 +84,7 @@ async def apply_all(
 
     A plan would change several documents that must still be the same.
     """
-    found: list[Mapping[str, bool]] = [{}] * len(changes)
+    choices: list[Mapping[str, bool]] = [{}] * len(changes)
     of_subject: dict[tuple[str, Subject], list[int]] = {}
     for index, change in enumerate(changes):
         of_subject.setdefault((change.workspace_id, change.subject), []).append(index)
@@ -93,10 +93,10 @@ async def apply_all(
     async def work() -> None:
         for indexes in waiting:
             for index in indexes:
-                found[index] = await apply(changes[index])
+                choices[index] = await apply(changes[index])
 
     await asyncio.gather(*(work() for _ in range(_AT_ONCE)))
-    return found
+    return choices
 
 
 class Subscriptions:
@@ -113,20 +113,20 @@ class Subscriptions:
         key = subject_id(change.workspace_id, change.subject)
         change_key = scoped_id(change.workspace_id, change.id)
         with self._connection.calling() as db:
-            known, document = await asyncio.gather(
+            record, document = await asyncio.gather(
                 db[HISTORY].find_one({"_id": change_key}), self._document(key)
             )
-            if known is not None:
+            if record is not None:
                 # It is written again, because it may not be durable yet.
-                await self._connection.insert(HISTORY, [bson.encode(known)])
+                await self._connection.insert(HISTORY, [bson.encode(record)])
                 # Both were read at the same time, and the document is written before the record.
                 document = document or await self._document(key)
             for _ in range(MAX_ATTEMPTS):
                 if document is not None and (pending := document.get("pending")) is not None:
                     await self._copy(document, pending)
                     if pending["changeId"] == change.id:
-                        known = pending
-                if known is not None:
+                        record = pending
+                if record is not None:
                     if await self._is_durable(key, document):
                         return _chooser(change.workspace_id, change.subject, document).state()
                 else:
@@ -140,10 +140,8 @@ class Subscriptions:
         raise StorageUnavailable("these choices are being changed by too many callers")
 
     async def _document(self, key: str) -> Mapping[str, Any] | None:
-        found: Mapping[str, Any] | None = await self._connection.db[SUBSCRIPTIONS].find_one(
-            {"_id": key}
-        )
-        return found
+        document: _Document | None = await self._connection.db[SUBSCRIPTIONS].find_one({"_id": key})
+        return document
 
     async def _is_durable(self, key: str, document: Mapping[str, Any] | None) -> bool:
         """Write a document again as it was read: a majority may not have it yet, and a failover
@@ -197,7 +195,7 @@ class Subscriptions:
             "at": at,
             "how": change.how,
             "records": records,
-            **{name: one for name, one in source.items() if one},
+            **{name: value for name, value in source.items() if value},
         }
         version = 1 if document is None else document["version"] + 1
         fields = {"version": version, "choices": choices, "seq": seq, "pending": record}
@@ -225,7 +223,7 @@ class Subscriptions:
         """Remove the changes of a subject that had no effect, except the latest."""
         history = self._connection.db[HISTORY]
         idle = history.find({**names, "records": []}, {"_id": 1}).sort([("_seq", -1)])
-        old = [one["_id"] async for one in idle.skip(MAX_IDLE).limit(BATCH)]
+        old = [record["_id"] async for record in idle.skip(MAX_IDLE).limit(BATCH)]
         if old:
             await history.delete_many({"_id": any_of(old)})
 
@@ -237,8 +235,8 @@ class Subscriptions:
         codes = await self._connection.insert(HISTORY, [bson.encode(entry)])
         if codes.get(0) != DUPLICATE:
             return
-        there = await self._connection.db[HISTORY].find_one({"_id": key})
-        if there is not None and subject_of(there) != subject:
+        stored = await self._connection.db[HISTORY].find_one({"_id": key})
+        if stored is not None and subject_of(stored) != subject:
             # Two subjects with one change id at the same moment: the history keeps both records.
             entry["_id"] = f"{key}\0{document['_id']}"
             await self._connection.insert(HISTORY, [bson.encode(entry)])
@@ -253,24 +251,24 @@ class Subscriptions:
             document = await self._document(subject_id(workspace_id, subject))
             if document is not None and "pending" in document:
                 await self._copy(document, document["pending"])
-            found = [one async for one in db[HISTORY].find(whose, {"records": 1})]
+            records = [record async for record in db[HISTORY].find(whose, {"records": 1})]
             # The ``_id`` stays, so that the change is known if it is repeated.
             new = {PLACES[subject.kind].name: pseudonym, "erased": True}
             await self._connection.update(
                 HISTORY,
                 [
                     {
-                        "q": {"_id": one["_id"]},
+                        "q": {"_id": record["_id"]},
                         "u": {"$set": {**new, "changeId": str(uuid.uuid4())}, "$unset": gone},
                     }
-                    for one in found
+                    for record in records
                 ],
             )
             async with self._connection.updating:
                 if document is not None:
                     await db[SUBSCRIPTIONS].delete_many({"_id": document["_id"]})
         return len((document or {"choices": ()})["choices"]), sum(
-            len(one["records"]) for one in found
+            len(record["records"]) for record in records
         )
 
     # ----------------------------------------------------------------------------- later
@@ -317,7 +315,7 @@ def _rows(document: _Document) -> Iterable[_Document]:
 
 def _chooser(workspace_id: str, subject: Subject, document: _Document | None) -> Chooser:
     """Return a subject with the choices of a document."""
-    rows = [FORMS[CHOICES.name].row(CHOICES, one) for one in _rows(document)] if document else []
+    rows = [FORMS[CHOICES.name].row(CHOICES, part) for part in _rows(document)] if document else []
     return Chooser((workspace_id, KINDS[subject.kind], subject.id), rows)
 
 
@@ -341,24 +339,24 @@ class Upgrade:
         """Give each choice to the user or the visitor."""
         await self.complete()
         await self.visitors.forget_vouched()
-        known, unsure = _Known(set), set()
-        async for workspace, part in self._parts("userId", known):
-            for one in part:
-                kinds = known[key := (workspace, one["userId"])]
-                if Kind.USER not in kinds or (Kind.VISITOR not in kinds and _unsubscribed(one)):
+        kinds_by_id, unsure = _Kinds(set), set()
+        async for workspace, part in self._parts("userId", kinds_by_id):
+            for choices in part:
+                kinds = kinds_by_id[key := (workspace, choices["userId"])]
+                if Kind.USER not in kinds or (Kind.VISITOR not in kinds and _unsubscribed(choices)):
                     unsure.add(key)
         if unsure:
-            await self._look_in_events(unsure, known)
+            await self._look_in_events(unsure, kinds_by_id)
         async for workspace, part in self._parts("userId"):
-            kinds_of = [(one, known[workspace, one["userId"]]) for one in part]
-            await self._move([one for one, kinds in kinds_of if kinds == {Kind.VISITOR}])
+            kinds_of = [(choices, kinds_by_id[workspace, choices["userId"]]) for choices in part]
+            await self._move([choices for choices, kinds in kinds_of if kinds == {Kind.VISITOR}])
             await self._unsubscribe(
-                (Subject(Kind.VISITOR, one["userId"]), one)
-                for one, kinds in kinds_of
+                (Subject(Kind.VISITOR, choices["userId"]), choices)
+                for choices, kinds in kinds_of
                 if len(kinds) != 1
             )
         async for workspace, part in self._parts("anonymousId"):
-            left = {one["anonymousId"]: one for one in part if _unsubscribed(one)}
+            left = {choices["anonymousId"]: choices for choices in part if _unsubscribed(choices)}
             with self.connection.calling(scan=True):
                 owners = await self.visitors.owners(workspace, left)
             await self._unsubscribe(
@@ -367,24 +365,24 @@ class Upgrade:
 
     async def lost(self) -> int:
         """Return how many subscriptions of visitors no longer count for their users after it."""
-        known, found = _Known(set), 0
-        async for workspace, part in self._parts("userId", known):
-            names = [one["userId"] for one in part]
-            names = [name for name in names if Kind.USER not in known[workspace, name]]
+        kinds, count = _Kinds(set), 0
+        async for workspace, part in self._parts("userId", kinds):
+            names = [choices["userId"] for choices in part]
+            names = [name for name in names if Kind.USER not in kinds[workspace, name]]
             with self.connection.calling(scan=True):
                 owners = await self.visitors.owners(workspace, names)
                 people = await self.visitors.visitors_of(workspace, owners.values())
                 for name, user in owners.items():
-                    keys = [scoped_id(workspace, one) for one in (user, *people[user])]
+                    keys = [scoped_id(workspace, person) for person in (user, *people[user])]
                     latest: dict[str, tuple[Any, ...]] = {}
                     for whose in await self.connection.read(SUBSCRIPTIONS, keys):
-                        for one in _rows(whose):
-                            group = one["groupId"]
-                            version = (int(one["updatedAt"]), one["changeId"])
-                            choice = (*version, whose["userId"], one["subscribed"])
+                        for row in _rows(whose):
+                            group = row["groupId"]
+                            version = (int(row["updatedAt"]), row["changeId"])
+                            choice = (*version, whose["userId"], row["subscribed"])
                             latest[group] = max(choice, latest.get(group, choice))
-                    found += sum(one[2:] == (name, True) for one in latest.values())
-        return found
+                    count += sum(choice[2:] == (name, True) for choice in latest.values())
+        return count
 
     async def fence(self) -> None:
         """Keep processes of older versions from opening the store.
@@ -401,7 +399,7 @@ class Upgrade:
         now = time.time_ns() // 1_000_000
         since, until = now - _ALIVE, now + _ALIVE
         up = await self.counts.sums(60, since=since, until=until, names=("up",), limit=BATCH)
-        others = {one.labels[0]: one.processes for one in up.items}
+        others = {total.labels[0]: total.processes for total in up.items}
         others.pop(ENGAGE_VERSION, None)
         if others:
             text = ", ".join(f"{count} of engage {name}" for name, count in sorted(others.items()))
@@ -411,7 +409,7 @@ class Upgrade:
             )
 
     async def _parts(
-        self, name: str, known: _Known | None = None
+        self, name: str, kinds: _Kinds | None = None
     ) -> AsyncIterator[tuple[str, list[_Document]]]:
         """Read the choices that have a field, in parts of one workspace, unless another process has
         completed the upgrade meanwhile.
@@ -428,12 +426,12 @@ class Upgrade:
             if schema["version"] >= OWN_CHOICES:
                 return
             for workspace, part in parts(page):
-                if known is not None:
-                    await self._look(workspace, {one["_id"]: one[name] for one in part}, known)
+                if kinds is not None:
+                    await self._look(workspace, {row["_id"]: row[name] for row in part}, kinds)
                 yield workspace, part
             after = page[-1]["_id"] if len(page) == STEP else None
 
-    async def _look(self, workspace: str, names: Mapping[str, str], known: _Known) -> None:
+    async def _look(self, workspace: str, names: Mapping[str, str], kinds: _Kinds) -> None:
         ids = {name: name for name in names.values()}
         with self.connection.calling(scan=True) as db:
             for kind, collection, by, of, query in (
@@ -443,36 +441,36 @@ class Upgrade:
                 (Kind.VISITOR, LINKS, "anonymousId", ids, {"workspaceId": workspace}),
             ):
                 # One by one: an anonymous id may have very many users.
-                async for one in db[collection].find({**query, by: {"$in": [*of]}}, {by: 1}):
-                    known[workspace, of[one[by]]].add(kind)
+                async for document in db[collection].find({**query, by: {"$in": [*of]}}, {by: 1}):
+                    kinds[workspace, of[document[by]]].add(kind)
 
-    async def _look_in_events(self, unsure: set[tuple[str, str]], known: _Known) -> None:
+    async def _look_in_events(self, unsure: set[tuple[str, str]], kinds: _Kinds) -> None:
         fields = {"_id": 0, "workspaceId": 1, "userId": 1, "anonymousId": 1}
         with self.connection.calling(seconds=_SCAN_SECONDS) as db:
             cursor = db[EVENTS].find({}, fields).batch_size(BATCH)
             while page := await cursor.to_list(BATCH):
-                for one in page:
+                for event in page:
                     for kind in (Kind.USER, Kind.VISITOR):
-                        if (key := (one["workspaceId"], one.get(PLACES[kind].name))) in unsure:
-                            known[key].add(kind)
+                        if (key := (event["workspaceId"], event.get(PLACES[kind].name))) in unsure:
+                            kinds[key].add(kind)
 
     async def _move(self, moved: Sequence[_Document]) -> None:
         """Give choices, with their history, to visitors."""
         if not moved:
             return
         histories, made = [], []
-        for one in moved:
-            workspace, name = one["workspaceId"], one["userId"]
+        for document in moved:
+            workspace, name = document["workspaceId"], document["userId"]
             # A later change would be that of a process that has completed the upgrade.
-            until = {"$lte": one.get("seq", ObjectId("f" * 24))}
+            until = {"$lte": document.get("seq", ObjectId("f" * 24))}
             query = {"workspaceId": workspace, "userId": name, "_seq": until}
             update = {"$set": {"anonymousId": name}, "$unset": {"userId": ""}}
             histories.append({"q": query, "u": update, "multi": True})
             key = subject_id(workspace, Subject(Kind.VISITOR, name))
-            rest = {field: value for field, value in one.items() if field != "userId"}
+            rest = {field: value for field, value in document.items() if field != "userId"}
             made.append(bson.encode({**rest, "_id": key, "anonymousId": name}))
-        ids = {"$in": [one["_id"] for one in moved]}
-        same = [{"_id": one["_id"], "seq": one.get("seq")} for one in moved]
+        ids = {"$in": [document["_id"] for document in moved]}
+        same = [{"_id": document["_id"], "seq": document.get("seq")} for document in moved]
         with self.connection.calling(scan=True) as db:
             await self.connection.update(HISTORY, histories)
             # Some may be there, from a run that was cut off.
@@ -483,11 +481,11 @@ class Upgrade:
     async def _unsubscribe(self, copied: Iterable[tuple[Subject, _Document]]) -> None:
         """Apply the unsubscriptions of documents to others, with their times."""
         changes = []
-        for subject, one in copied:
-            fields: Any = {"workspace_id": one["workspaceId"], "dated": True, "how": "upgrade"}
-            for group, at in _unsubscribed(one).items():
+        for subject, document in copied:
+            fields: Any = {"workspace_id": document["workspaceId"], "dated": True, "how": "upgrade"}
+            for group, at in _unsubscribed(document).items():
                 # The same whoever makes it, and how often.
-                name = uuid.uuid5(uuid.NAMESPACE_OID, repr((subject, one["_id"], group, at)))
+                name = uuid.uuid5(uuid.NAMESPACE_OID, repr((subject, document["_id"], group, at)))
                 fields |= {"id": f"{_PREFIX}{name}", "at": at, "choices": {group: False}}
                 changes.append(SubscriptionChange(subject=subject, **fields))
         await apply_all(self.subscriptions.apply, changes)
@@ -499,8 +497,8 @@ def _unsubscribed(document: _Document) -> dict[str, int]:
     """Return the times of the choices that are unsubscriptions, by group; without those that the
     upgrade has applied to a user, because these were never choices of the id."""
     return {
-        one["groupId"]: int(one["updatedAt"])
-        for one in _rows(document)
-        if not one["subscribed"]
-        and not ("userId" in document and one["changeId"].startswith(_PREFIX))
+        choice["groupId"]: int(choice["updatedAt"])
+        for choice in _rows(document)
+        if not choice["subscribed"]
+        and not ("userId" in document and choice["changeId"].startswith(_PREFIX))
     }

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The connection: the only module that names the driver's clients.
 
-This package makes only calls that motor's client and ``pymongo.AsyncMongoClient`` share:
-``aggregate``, ``list_indexes`` and the like are awaited with one and not with the other.
+:func:`_connected` makes them. This package makes only calls that motor's client and
+``pymongo.AsyncMongoClient`` share: ``aggregate``, ``list_indexes`` and the like are awaited with
+one and not with the other.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
+import functools
 import logging
-from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 
@@ -117,6 +118,7 @@ class Connection:
         #: Entered for every update of documents that another call may be updating.
         self.updating: AbstractAsyncContextManager[Any] = contextlib.nullcontext()
         self._client: Any = None
+        self._end: Callable[[], Awaitable[None]]
         self._db: Any = None
 
     @property
@@ -153,7 +155,7 @@ class Connection:
             if name.lower() not in self._parsed.options
         }
         try:
-            client = self._make_client(defaults)
+            client, self._end = _connected(self._driver, self._url, defaults)
             database = client.get_default_database(DEFAULT_DATABASE)
         except (PyMongoError, OSError, ValueError) as error:
             raise StorageUnavailable(
@@ -165,19 +167,11 @@ class Connection:
             codec_options=CODEC, read_preference=pymongo.ReadPreference.PRIMARY
         )
 
-    def _make_client(self, defaults: Mapping[str, Any]) -> Any:
-        if self._driver == "pymongo":
-            return pymongo.AsyncMongoClient(self._url, **defaults)
-        # It takes time and memory that the other driver does not need.
-        from motor.motor_asyncio import AsyncIOMotorClient
-
-        return AsyncIOMotorClient(self._url, **defaults)
-
     async def recognise(self) -> None:
         """Find out which server it is. To be called within :meth:`calling`, before the first
         :meth:`update`."""
-        found = await self.db.command("buildInfo")
-        if "ferretdbVersion" in found:
+        info = await self.db.command("buildInfo")
+        if "ferretdbVersion" in info:
             self._max_statements = _MAX_STATEMENTS_FERRETDB
             # It reads a document and later replaces it, so another update would be lost.
             self.updating = asyncio.Lock()
@@ -189,15 +183,11 @@ class Connection:
         client, self._client, self._db = self._client, None, None
         if client is None:
             return
-        # The client ends its sessions with the server, which may not answer. Motor's waits for that
-        # in the thread that calls it: this must not be that of the event loop.
+        # The client ends its sessions with the server, which may not answer.
         with pymongo.timeout(CLOSE_SECONDS), contextlib.suppress(TimeoutError):
             # The asynchronous client waits for its monitors without a limit.
             async with asyncio.timeout(self.timeout):
-                if inspect.iscoroutinefunction(client.close):
-                    await client.close()
-                else:
-                    await asyncio.to_thread(client.close)
+                await self._end()
 
     @contextlib.contextmanager
     def calling(self, *, seconds: float | None = None, scan: bool = False) -> Iterator[Any]:
@@ -255,7 +245,7 @@ class Connection:
     # ----------------------------------------------------------------- the server's own limits
     def _announced(self, name: str, default: int) -> int:
         servers = self._client.topology_description.server_descriptions().values()
-        return min((getattr(one, name) for one in servers if one.is_writable), default=default)
+        return min((getattr(node, name) for node in servers if node.is_writable), default=default)
 
     @property
     def max_bytes(self) -> int:
@@ -269,13 +259,13 @@ class Connection:
         limit = self.max_bytes // 2
         chunk: list[str] = []
         size = 0
-        for one in ids:
+        for key in ids:
             # A character has at most 4 bytes; an element of a list has some more.
-            size += 4 * len(one) + 16
+            size += 4 * len(key) + 16
             if chunk and size > limit:
                 yield chunk
-                chunk, size = [], 4 * len(one) + 16
-            chunk.append(one)
+                chunk, size = [], 4 * len(key) + 16
+            chunk.append(key)
         if chunk:
             yield chunk
 
@@ -289,20 +279,20 @@ class Connection:
         **conditions: Any,
     ) -> list[Mapping[str, Any]]:
         """Return the documents of which the field ``by`` has one of these values."""
-        found: list[Mapping[str, Any]] = []
+        documents: list[Mapping[str, Any]] = []
         for chunk in self.chunks(values):
-            found += await self.find(collection, {by: any_of(chunk), **conditions}, fields)
-        return found
+            documents += await self.find(collection, {by: any_of(chunk), **conditions}, fields)
+        return documents
 
     async def find(
         self, collection: str, query: Mapping[str, Any], fields: Mapping[str, Any] | None = None
     ) -> list[Mapping[str, Any]]:
         """Return all documents of a query. To be called within :meth:`calling`."""
         if isinstance(query.get("_id"), str):  # It needs no cursor.
-            one = await self.db[collection].find_one(query, fields)
-            return [] if one is None else [one]
-        found: list[Mapping[str, Any]] = await self.db[collection].find(query, fields).to_list(None)
-        return found
+            document = await self.db[collection].find_one(query, fields)
+            return [] if document is None else [document]
+        items: list[Mapping[str, Any]] = await self.db[collection].find(query, fields).to_list(None)
+        return items
 
     # ----------------------------------------------------------------------------- writing
     def _concern(self) -> dict[str, Any]:
@@ -396,8 +386,8 @@ class Connection:
         fitting = [index for index in range(len(documents)) if index not in large]
         raw = [RawBSONDocument(documents[index], _RAW) for index in fitting]
         codes = await self._insert(collection, raw) if raw else {}
-        found = {fitting[index]: code for index, code in codes.items()}
-        return found | dict.fromkeys(large, BSON_OBJECT_TOO_LARGE)
+        refused = {fitting[index]: code for index, code in codes.items()}
+        return refused | dict.fromkeys(large, BSON_OBJECT_TOO_LARGE)
 
     async def _insert(self, collection: str, raw: Sequence[RawBSONDocument]) -> dict[int, int]:
         try:
@@ -406,7 +396,7 @@ class Connection:
             details: Mapping[str, Any] = error.details
             for failure in details.get("writeConcernErrors") or ():
                 raise OperationFailure("the write concern failed", failure.get("code")) from None
-            codes = {one["index"]: one["code"] for one in details.get("writeErrors") or ()}
+            codes = {fault["index"]: fault["code"] for fault in details.get("writeErrors") or ()}
             for code in codes.values():
                 if code != DUPLICATE and code not in PERMANENT:
                     raise OperationFailure("an insert failed", code) from None
@@ -422,6 +412,21 @@ class Connection:
             second = await self._insert(collection, raw[half:])
             return first | {half + index: code for index, code in second.items()}
         return {}
+
+
+def _connected(
+    driver: str, url: str, options: Mapping[str, Any]
+) -> tuple[Any, Callable[[], Awaitable[None]]]:
+    """Make the client of a driver; return it, and what closes it."""
+    if driver == "pymongo":
+        client: Any = pymongo.AsyncMongoClient(url, **options)
+        return client, client.close
+    # It takes time and memory that the other driver does not need.
+    from motor.motor_asyncio import AsyncIOMotorClient
+
+    client = AsyncIOMotorClient(url, **options)
+    # It waits for the server in the thread that calls it: not in that of the event loop.
+    return client, functools.partial(asyncio.to_thread, client.close)
 
 
 def _commands(

@@ -55,8 +55,8 @@ class Counts:
         greatest: dict[str, Count] = {}
         for count in counts:
             key = _key(count)
-            known = greatest.get(key)
-            if known is None or known.value < count.value:
+            existing = greatest.get(key)
+            if existing is None or existing.value < count.value:
                 greatest[key] = count
         if not greatest:
             return
@@ -108,7 +108,7 @@ class Counts:
         deleted = 0
         with self._connection.calling() as db:
             cursor = db[COUNTS].find(query, {"_id": 1}).sort([("_id", 1)]).limit(limit)
-            ids = [one["_id"] for one in await cursor.to_list(None)]
+            ids = [document["_id"] for document in await cursor.to_list(None)]
             for begin in range(0, len(ids), BATCH):
                 condition = {"_id": any_of(ids[begin : begin + BATCH])}
                 deleted += (await db[COUNTS].delete_many(condition)).deleted_count
@@ -123,13 +123,13 @@ async def _summed(cursor: Any, step: int, limit: int) -> Page[CountSum]:
     rows = 0
     try:
         async for document in cursor.batch_size(BATCH):
-            _, found, _ = _parse(document["_id"])
-            if found != series:
+            _, next_series, _ = _parse(document["_id"])
+            if next_series != series:
                 if series is not None:
                     sums.append(_sum(series, values))
                     if len(sums) == limit or rows >= MAX_ROWS:
                         return Page(sums, _after(step, series))
-                series, values = found, []
+                series, values = next_series, []
             elif rows >= MAX_ROWS and sums:
                 last = sums[-1]
                 place = (last.at, last.name, last.workspace_id, last.labels)

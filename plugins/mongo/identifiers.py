@@ -169,8 +169,8 @@ class Identifiers:
             for trait in traits
         }
         with self._connection.calling() as db:
-            found = await db[META].find_one({"_id": "identifiers"})
-        done = set() if found is None else set(found["done"])
+            document = await db[META].find_one({"_id": "identifiers"})
+        done = set() if document is None else set(document["done"])
         if done == declared.keys():
             return
         for key in sorted(declared.keys() - done):

@@ -113,15 +113,15 @@ class PeopleSteps:
         """Read the documents of people, or of their memberships: not all at once, which may be
         large."""
         for kind, place in PLACE_OF.items():
-            whose = {scoped_id(one[0], one[-1]): one for one in people if one[1] == kind}
+            whose = {scoped_id(key[0], key[-1]): key for key in people if key[1] == kind}
             ids = [*whose]
             collection, by = place.subjects, "_id"
             if members:
                 collection, by = place.memberships, KIND_OF[kind].value
             for start in range(0, len(ids), BATCH):
                 some = ids[start : start + BATCH]
-                for one in await self._connection.read(collection, some, fields, by=by):
-                    yield whose[one[by]], one
+                for document in await self._connection.read(collection, some, fields, by=by):
+                    yield whose[document[by]], document
 
     # ------------------------------------------------------------------- profiles and traits
     def _profile(self, step: Get | Pages, person: Person, document: Document) -> Row:
@@ -159,7 +159,7 @@ class PeopleSteps:
     async def _get_profiles(self, step: Get) -> dict[Key, Row]:
         fields = None if "traits" in step.table.columns else dict.fromkeys(TIMES, 1)
         people = self._read(step.keys, fields)
-        return {person: self._profile(step, person, one) async for person, one in people}
+        return {person: self._profile(step, person, document) async for person, document in people}
 
     async def _page_of_profiles(self, step: Pages) -> Page:
         if step.by:
@@ -168,10 +168,10 @@ class PeopleSteps:
         kind, place = equal["kind"], PLACE_OF[equal["kind"]]
         query = id_after(equal.get("workspace"), *(step.after or (None,)))
         cursor = self._connection.db[place.subjects].find(query).sort([("_id", 1)])
-        found, last = await read_page(cursor, step.limit, _sized)
-        people = [(one["workspaceId"], kind, one[place.name]) for one in found]
-        rows = [*map(functools.partial(self._profile, step), people, found)]
-        return Page(rows, (found[-1]["_id"],) if found else step.after, last is not None)
+        documents, last = await read_page(cursor, step.limit, _sized)
+        people = [(document["workspaceId"], kind, document[place.name]) for document in documents]
+        rows = [*map(functools.partial(self._profile, step), people, documents)]
+        return Page(rows, (documents[-1]["_id"],) if documents else step.after, last is not None)
 
     async def _beginning(self, step: Pages) -> Page:
         """Read whose ids, or values of an identifier, are between bounds."""
@@ -182,54 +182,54 @@ class PeopleSteps:
         fields = {place.name: 1, field: 1}
         cursor = self._connection.db[place.subjects].find({field: {"$gte": low}}, fields)
         rows = []
-        for one in await cursor.sort([(field, 1)]).limit(step.limit).to_list(None):
-            value = functools.reduce(operator.getitem, field.split("."), one)
+        for document in await cursor.sort([(field, 1)]).limit(step.limit).to_list(None):
+            value = functools.reduce(operator.getitem, field.split("."), document)
             # Servers order letters in different ways, and all of them put these next to each other.
             if not low <= value < high:
                 break
-            row = (workspace, kind, one[place.name], trait, value.removeprefix(start))
+            row = (workspace, kind, document[place.name], trait, value.removeprefix(start))
             rows.append(row[: len(step.table.columns)])
         return Page(rows, None, more=False)
 
     async def _under_traits(self, step: Under) -> dict[Key, list[Row]]:
         width = len(step.table.columns)
         # A plan reads them once.
-        found = {one: self._traits.pop(one) for one in step.prefixes if one in self._traits}
-        async for person, one in self._read({*step.prefixes} - found.keys(), {"traits": 1}):
-            found[person] = self._registers(person, one)
-        return {one: [row[:width] for row in found.get(one, ())] for one in step.prefixes}
+        rows = {key: self._traits.pop(key) for key in step.prefixes if key in self._traits}
+        async for person, document in self._read({*step.prefixes} - rows.keys(), {"traits": 1}):
+            rows[person] = self._registers(person, document)
+        return {key: [row[:width] for row in rows.get(key, ())] for key in step.prefixes}
 
     async def _get_traits(self, step: Get) -> dict[Key, Row]:
-        found = {one: self._traits.get(one) for one in {key[:-1] for key in step.keys}}
+        kept = {person: self._traits.get(person) for person in {key[:-1] for key in step.keys}}
         fields = {f"traits.{escape_key(trait)}": 1 for *_, trait in step.keys}
-        async for person, one in self._read([one for one in found if found[one] is None], fields):
-            found[person] = self._registers(person, one)
+        async for person, stored in self._read([key for key in kept if kept[key] is None], fields):
+            kept[person] = self._registers(person, stored)
         keys, width = {*step.keys}, len(step.table.columns)
-        rows = {row[: VALUES.key]: row[:width] for some in found.values() for row in some or ()}
+        rows = {row[: VALUES.key]: row[:width] for some in kept.values() for row in some or ()}
         return {key: row for key, row in rows.items() if key in keys}
 
     # ------------------------------------------------------------------ memberships and links
     async def _under_memberships(self, step: Under) -> dict[Key, list[Row]]:
-        found: dict[Key, list[Row]] = {person: [] for person in step.prefixes}
-        async for person, one in self._read(step.prefixes, None, members=True):
-            found[person].append(membership(person, one))
-        return found
+        rows: dict[Key, list[Row]] = {person: [] for person in step.prefixes}
+        async for person, document in self._read(step.prefixes, None, members=True):
+            rows[person].append(membership(person, document))
+        return rows
 
     async def _under_links(self, step: Under) -> dict[Key, list[Row]]:
         if step.by:
             return await self._first_links(step)
-        found: dict[Key, list[Row]] = {user: [] for user in step.prefixes}
-        ids = [scoped_id(workspace, name) for workspace, _, name in found]
-        for one in map(link_row, await self._connection.read(schema.LINKS, ids, by="user")):
-            found[one[: PROFILES.key]].append(one)
-        return found
+        rows: dict[Key, list[Row]] = {user: [] for user in step.prefixes}
+        ids = [scoped_id(workspace, name) for workspace, _, name in rows]
+        for link in map(link_row, await self._connection.read(schema.LINKS, ids, by="user")):
+            rows[link[: PROFILES.key]].append(link)
+        return rows
 
     async def _first_links(self, step: Under) -> dict[Key, list[Row]]:
         """Return the first link that counts of each visitor."""
-        found: dict[Key, list[Row]] = {visitor: [] for visitor in step.prefixes}
+        rows: dict[Key, list[Row]] = {visitor: [] for visitor in step.prefixes}
         order = [("anonymousId", 1), ("first", 1), ("user", 1)]
-        for workspace in {workspace for workspace, _ in found}:
-            names = [name for space, name in found if space == workspace]
+        for workspace in {workspace for workspace, _ in rows}:
+            names = [name for space, name in rows if space == workspace]
             for chunk in self._connection.chunks(names):
                 left = {*chunk}
                 # Anyone can link an anonymous id to very many users: it needs another turn.
@@ -240,11 +240,11 @@ class PeopleSteps:
                     links = [*map(link_row, await cursor.to_list(None))]
                     for link in links:
                         if link.anonymous_id in left and link.counts:
-                            found[link.visitor].append(link)
+                            rows[link.visitor].append(link)
                         left.discard(link.anonymous_id)
                     if len(links) < limit:
                         break
-        return found
+        return rows
 
     async def _page_of_links(self, step: Pages) -> Page:
         links, equal = self._connection.db[schema.LINKS], step.equal
@@ -252,12 +252,12 @@ class PeopleSteps:
             query = {"workspaceId": equal["workspace"], "anonymousId": equal["anonymous_id"]}
             cursor = links.find({**query, **_COUNTS}).sort([("first", 1), ("user", 1)])
             rows = map(link_row, await cursor.limit(step.limit).to_list(None))
-            return Page([one for one in rows if one.counts], None, more=False)
+            return Page([link for link in rows if link.counts], None, more=False)
         query = id_after(None, step.after[0] if step.after else None)
         cursor = links.find(query).sort([("_id", 1)])
-        found, last = await read_page(cursor, step.limit, lambda one: (one, 0))
-        place = (found[-1]["_id"], found[-1]["anonymousId"]) if found else step.after
-        return Page([*map(link_row, found)], place, last is not None)
+        documents, last = await read_page(cursor, step.limit, lambda document: (document, 0))
+        place = (documents[-1]["_id"], documents[-1]["anonymousId"]) if documents else step.after
+        return Page([*map(link_row, documents)], place, last is not None)
 
     # ---------------------------------------------------------------------------- identifiers
     async def _get_identifiers(self, step: Get) -> dict[Key, Row]:
@@ -268,27 +268,27 @@ class PeopleSteps:
         """Return the values of identifiers, without the times of their claims."""
         rows = await self._get_traits(Get(VALUES, keys))
         values = {key: value for key, (*_, value) in rows.items() if value != REMOVED}
-        forms = {key: identifier_value(key[-1], orjson.loads(one)) for key, one in values.items()}
+        forms = {key: identifier_value(key[-1], orjson.loads(text)) for key, text in values.items()}
         return {key: (*key, form) for key, form in forms.items() if form is not None}
 
     async def _under_claims(self, step: Under) -> dict[Key, list[Row]]:
-        found: dict[Key, list[Row]] = {prefix: [] for prefix in step.prefixes}
+        rows: dict[Key, list[Row]] = {prefix: [] for prefix in step.prefixes}
         async for key, row, _ in self._claims(step.prefixes):
-            found[key].append(row)
-        return found
+            rows[key].append(row)
+        return rows
 
     async def _claims(self, traits: Iterable[Key]) -> AsyncIterator[tuple[Key, Row, bool]]:
         """Read the claims of traits: each with the trait, and whether it is the late one."""
         for kind, place in PLACE_OF.items():
-            whose = [(one, name, trait) for one, of, name, trait in traits if of == kind]
-            paths = [claim_id(*one, "").removesuffix(":") for one in whose]
+            whose = [(space, name, trait) for space, of, name, trait in traits if of == kind]
+            paths = [claim_id(*key, "").removesuffix(":") for key in whose]
             for start in range(0, len(paths), STEP):
                 query = {"$or": [{"_id": below(path)} for path in paths[start : start + STEP]]}
-                for one in await self._connection.db[place.claims].find(query).to_list(None):
-                    name, trait, value = held_by(one)
-                    key = (one["workspaceId"], kind, name, trait)
-                    is_late = one["_id"] == claim_id(one["workspaceId"], name, trait, "")
-                    yield key, (*key, value, int(one["at"])), is_late
+                for claim in await self._connection.db[place.claims].find(query).to_list(None):
+                    name, trait, value = held_by(claim)
+                    key = (claim["workspaceId"], kind, name, trait)
+                    is_late = claim["_id"] == claim_id(claim["workspaceId"], name, trait, "")
+                    yield key, (*key, value, int(claim["at"])), is_late
 
     async def _page_of_identifiers(self, step: Pages) -> Page:
         equal: Mapping[str, Any] = step.equal
@@ -328,35 +328,35 @@ class PeopleSteps:
         first = await holders(query, limit=MAX_USERS + 1).to_list(None)
         if len(first) <= MAX_USERS:
             ages = sorted(await self._ages(claim, first))
-            return [one for one in ages if after is None or one[:2] > after], None
-        found, most = dict[str, _Age](), max(limit, MAX_USERS)
+            return [age for age in ages if after is None or age[:2] > after], None
+        claimed, most = dict[str, _Age](), max(limit, MAX_USERS)
         is_behind = is_all = after is not None and after[0] > MAX_TIME
         for _ in range(0 if is_behind else _CLAIM_PAGES):
             rest = {} if after is None else beyond("at", DatetimeMS(after[0]), after[1])
             cursor = db[place.claims].find({"held": claim.held, **rest}, _CLAIM)
             claims = await cursor.sort([("at", 1), ("_id", 1)]).limit(most).to_list(None)
             times: dict[str, tuple[int, str]] = {}
-            for one in claims:
-                after = (int(one["at"]), one["_id"])
-                owner = one.get("visitor") or scoped_id(claim.workspace, one["userId"])
+            for document in claims:
+                after = (int(document["at"]), document["_id"])
+                owner = document.get("visitor") or scoped_id(claim.workspace, document["userId"])
                 times.setdefault(owner, after)
-            there = await self._connection.read(place.subjects, times, fields, **query)
-            names = {one["_id"]: one[place.name] for one in there}
+            stored = await self._connection.read(place.subjects, times, fields, **query)
+            names = {document["_id"]: document[place.name] for document in stored}
             for owner in filter(names.__contains__, times):
-                found.setdefault(names[owner], (*times[owner], names[owner]))
+                claimed.setdefault(names[owner], (*times[owner], names[owner]))
             if is_all := len(claims) < most:
                 break
-            if len(found) >= limit:
-                return [*found.values()], after
+            if len(claimed) >= limit:
+                return [*claimed.values()], after
         if is_behind and after is not None:
             query |= beyond("createdAt", DatetimeMS(after[0] - 2 * MAX_TIME), after[1])
         documents = await holders(query, limit=most).to_list(None)
-        others = [one for one in documents if one[place.name] not in found]
+        others = [document for document in documents if document[place.name] not in claimed]
         ages = sorted(await self._ages(claim, others))
         if not is_all:
-            return [*found.values(), *(one for one in ages if after and one[:2] > after)], after
+            return [*claimed.values(), *(age for age in ages if after and age[:2] > after)], after
         last = _unclaimed(documents[-1], "_id")[:2] if len(documents) == most else None
-        return [*found.values(), *(one for one in ages if one[0] > MAX_TIME)], last
+        return [*claimed.values(), *(age for age in ages if age[0] > MAX_TIME)], last
 
     async def _ages(self, claim: Claim, documents: Sequence[Document]) -> Collection[_Age]:
         """Return the ages of those who have a value."""
@@ -364,8 +364,8 @@ class PeopleSteps:
         ages, keys = dict[str, _Age](), dict[str, str]()
         for document in documents:
             name = document[place.name]
-            one = dataclasses.replace(claim, user=name)
-            keys[one.key] = keys[one.late_key] = name
+            own_claim = dataclasses.replace(claim, user=name)
+            keys[own_claim.key] = keys[own_claim.late_key] = name
             ages[name] = _unclaimed(document, place.name)
         for stored in await self._connection.read(place.claims, keys, {"held": 1, "at": 1}):
             # A late claim may belong to another value.

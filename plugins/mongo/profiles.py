@@ -43,7 +43,7 @@ ERASURES_SECONDS: Final = 1.0
 _COUNT_SECONDS: Final = 4.0
 
 
-class Known(Remembered):
+class Cache(Remembered):
     """What this process remembers: which links and claims are durable, and which workspaces have no
     room for more visitors.
 
@@ -77,8 +77,8 @@ class Known(Remembered):
         self._look_at = now + ERASURES_SECONDS
         if self.is_empty:
             return
-        found = await self._connection.db[META].find_one({"_id": "erasures"})
-        erased = 0 if found is None else found["count"]
+        document = await self._connection.db[META].find_one({"_id": "erasures"})
+        erased = 0 if document is None else document["count"]
         if erased != self._erased:
             self._erased = erased
             self.forget()
@@ -164,13 +164,13 @@ class Visitors:
 
     async def owners(self, workspace: str, names: Collection[str]) -> dict[str, str]:
         """Return the user, of those that exist, that each anonymous id belongs to."""
-        found = await self._execute(owners([(workspace, name) for name in names]))
-        return {name: user.name for (_, name), user in found.items()}
+        owner_of = await self._execute(owners([(workspace, name) for name in names]))
+        return {name: user.name for (_, name), user in owner_of.items()}
 
     async def visitors_of(self, workspace: str, names: Collection[str]) -> dict[str, list[str]]:
         """Return the ids of those of some users that exist, with those of their visitors."""
         people = await self._execute(users(workspace, [*names]))
-        return {user.name: [one.name for one in visitors] for user, _, visitors in people}
+        return {user.name: [visitor.name for visitor in visitors] for user, _, visitors in people}
 
     async def forget_vouched(self) -> None:
         """Remove the traits that only engage sets: clients could set them in earlier versions."""
@@ -179,8 +179,8 @@ class Visitors:
         fields = [f"traits.{escape_key(name)}" for name in names]
         for collection in (USERS, VISITORS):
             with self._connection.calling(scan=True) as db:
-                wanted = {"$or": [{field: {"$exists": True}} for field in fields]}
-                await db[collection].update_many(wanted, {"$unset": dict.fromkeys(fields, "")})
+                query = {"$or": [{field: {"$exists": True}} for field in fields]}
+                await db[collection].update_many(query, {"$unset": dict.fromkeys(fields, "")})
 
     async def expire(self, before: int, *, limit: int) -> int:
         """Delete visitors that belong to nobody, have no choice and were not changed since, and
@@ -202,7 +202,7 @@ class Visitors:
                 more = last is not None
                 place = beyond("changedAt", last["changedAt"], last["_id"]) if last else None
                 self._expired = [place] if place else []
-                deleted += await _delete(self._connection, [one["_id"] for one in old], bounds)
+                deleted += await _delete(self._connection, [item["_id"] for item in old], bounds)
         return deleted
 
     async def _belonging_to_nobody(
@@ -210,14 +210,14 @@ class Visitors:
     ) -> list[Mapping[str, Any]]:
         """Return those visitors that belong to nobody and have no choice."""
         kept: set[str] = set()
-        for workspace, part in parts(sorted(documents, key=lambda one: one["_id"])):
-            names = [one["anonymousId"] for one in part]
-            chosen = [subject_id(workspace, Subject(Kind.VISITOR, one)) for one in names]
+        for workspace, part in parts(sorted(documents, key=lambda document: document["_id"])):
+            names = [document["anonymousId"] for document in part]
+            chosen = [subject_id(workspace, Subject(Kind.VISITOR, name)) for name in names]
             choosers = await self._connection.read(SUBSCRIPTIONS, chosen, {"anonymousId": 1})
-            kept.update(scoped_id(workspace, one["anonymousId"]) for one in choosers)
+            kept.update(scoped_id(workspace, chooser["anonymousId"]) for chooser in choosers)
             owners = await self.owners(workspace, names)
             kept.update(scoped_id(workspace, name) for name in owners)
-        return [one for one in documents if one["_id"] not in kept]
+        return [document for document in documents if document["_id"] not in kept]
 
 
 async def delete_visitors(connection: Connection, changed: Mapping[Person, int]) -> int:
@@ -242,7 +242,7 @@ async def _delete(connection: Connection, ids: Sequence[str], bounds: Mapping[st
     db, old = connection.db, {"_id": any_of(ids), **bounds}
     async with connection.updating:
         await db[VISITORS].update_many(old, {"$unset": {"traits": "", "claims": ""}})
-        if gone := [one["_id"] async for one in db[VISITORS].find(old, {"_id": 1})]:
+        if gone := [document["_id"] async for document in db[VISITORS].find(old, {"_id": 1})]:
             place = PLACES[Kind.VISITOR]
             for collection in (place.memberships, place.claims):
                 await db[collection].delete_many({"visitor": any_of(gone), **bounds})
@@ -254,7 +254,7 @@ def parts(
     documents: Sequence[Mapping[str, Any]],
 ) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
     """Cut documents into parts of one workspace, of at most :data:`STEP`."""
-    for workspace, found in itertools.groupby(documents, key=lambda one: one["workspaceId"]):
-        part = list(found)
+    for workspace, group in itertools.groupby(documents, key=lambda item: item["workspaceId"]):
+        part = list(group)
         for start in range(0, len(part), STEP):
             yield workspace, part[start : start + STEP]

@@ -194,15 +194,15 @@ class Schema:
         """
         with self._connection.calling() as db:
             await self._connection.recognise()
-            found = await db[META].find_one({"_id": "schema"})
-        if found is not None:
-            _check_version(found, self._connection.name)
-            if found["version"] < VERSION and not create:
-                lost = await self._upgrade.lost() if found["version"] < OWN_CHOICES else 0
+            stored = await db[META].find_one({"_id": "schema"})
+        if stored is not None:
+            _check_version(stored, self._connection.name)
+            if stored["version"] < VERSION and not create:
+                lost = await self._upgrade.lost() if stored["version"] < OWN_CHOICES else 0
                 text = "; subscriptions of visitors that then no longer count for their users"
                 raise StorageOutdated(
                     f"{self._connection.name}: made by an earlier version of engage (store version "
-                    f"{found['version']}; this is version {VERSION}): start `engage serve` once, "
+                    f"{stored['version']}; this is version {VERSION}): start `engage serve` once, "
                     f"which brings the store up to date{f'{text}: {lost}' if lost else ''}"
                 )
         elif not create:
@@ -211,7 +211,7 @@ class Schema:
             )
         if create:
             await self._build()
-            if found is None:
+            if stored is None:
                 await self._begin()
                 document = {
                     "_id": "schema",
@@ -224,7 +224,7 @@ class Schema:
                 with self._connection.calling() as db, contextlib.suppress(DuplicateKeyError):
                     await db[META].insert_one(document)
             else:
-                await self._migrate(found["version"])
+                await self._migrate(stored["version"])
             await self._warn_of_shard_keys()
 
     async def _migrate(self, version: int) -> None:
@@ -271,12 +271,12 @@ class Schema:
 
     async def _indexes(self) -> None:
         for collection in SAFE_SHARD_KEYS:
-            wanted = list(INDEXES.get(collection, ()))
+            indexes = list(INDEXES.get(collection, ()))
             if collection in (USERS, VISITORS):
-                wanted += [(identifier_index(trait), {}) for trait in self._traits]
+                indexes += [(identifier_index(trait), {}) for trait in self._traits]
             for attempt in range(_MAX_ATTEMPTS):
                 try:
-                    await self._make_indexes(collection, wanted)
+                    await self._make_indexes(collection, indexes)
                 except StorageUnavailable:
                     # Another process may be creating the same collection at this moment.
                     if attempt == _MAX_ATTEMPTS - 1:
@@ -286,17 +286,17 @@ class Schema:
                     break
 
     async def _make_indexes(
-        self, collection: str, wanted: Iterable[tuple[Mapping[str, int], Mapping[str, Any]]]
+        self, collection: str, indexes: Iterable[tuple[Mapping[str, int], Mapping[str, Any]]]
     ) -> None:
         with self._connection.calling() as db:
             count = await db[collection].estimated_document_count()
         seconds = _BUILD_SECONDS if count > _LARGE else None
         with self._connection.calling(seconds=seconds) as db:
-            there = await _existing(db, collection)
+            existing = await _existing(db, collection)
             missing = [
                 {"key": dict(keys), "name": index_name(keys), **options}
-                for keys, options in wanted
-                if tuple(keys.items()) not in there
+                for keys, options in indexes
+                if tuple(keys.items()) not in existing
             ]
             if missing:
                 await _create(db, collection, missing)
@@ -311,11 +311,11 @@ class Schema:
                 return
             query = {"_id": {"$in": [f"{db.name}.{name}" for name in SAFE_SHARD_KEYS]}}
             try:
-                found = await db.client["config"]["collections"].find(query).to_list(None)
+                documents = await db.client["config"]["collections"].find(query).to_list(None)
             except OperationFailure as error:
                 _log.info("the shard keys cannot be read (code %s)", error.code)
                 return
-        for document in found:
+        for document in documents:
             collection = document["_id"].split(".", 1)[1]
             key = document.get("key") or {}
             if not key.keys() <= SAFE_SHARD_KEYS[collection]:

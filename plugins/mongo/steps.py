@@ -54,7 +54,7 @@ from .connection import BATCH, DUPLICATE, MAX_ATTEMPTS, UNCHANGED, Connection, a
 from .documents import Sequencer
 from .paging import read_page
 from .people_steps import PeopleSteps
-from .profiles import Known
+from .profiles import Cache
 from .tables import FORMS, Document, Form, Totals
 
 #: Name of a table and key → row; None: it was deleted.
@@ -72,12 +72,12 @@ class Steps:
         connection: Connection,
         context: StorageContext,
         sequence: Sequencer,
-        known: Known,
+        cache: Cache,
     ) -> None:
         self._connection = connection
         self._context = context
         self._sequence = sequence
-        self._known = known
+        self._cache = cache
         self._totals = Totals(connection)
         #: Rows of tables with a guard, as this process wrote them last.
         self._written: _Written = {}
@@ -110,7 +110,7 @@ class Steps:
 
     async def prefetch(self, changes: Sequence[Changing]) -> Changes:
         """Read what :meth:`apply` needs. To be called within :meth:`Connection.calling`."""
-        people = Changes(self._connection, self._context, self._known)
+        people = Changes(self._connection, self._context, self._cache)
         await people.prefetch(changes)
         return people
 
@@ -188,14 +188,14 @@ class _Attempt:
     def _meet(self, table: Table, document: Document) -> _Met:
         """Return what is known of a row whose document was read."""
         met, row = self._met[table.name], FORMS[table.name].row(table, document)
-        known = met.get(key := row[: table.key])
-        if known is None or not (known.is_written or (known.row and known.has(table))):
-            known = met[key] = _Met(table, row, row)
-        return known
+        state = met.get(key := row[: table.key])
+        if state is None or not (state.is_written or (state.row and state.has(table))):
+            state = met[key] = _Met(table, row, row)
+        return state
 
     def _refuse_written(self, table: Table) -> None:
         """Refuse a step that does not see what the plan has written before. No plan needs it."""
-        if any(one.is_written for one in self._met[table.name].values()):
+        if any(state.is_written for state in self._met[table.name].values()):
             raise NotImplementedError(f"{table.name} was written by this plan")
 
     async def _load(self, table: Table, keys: Iterable[Key]) -> dict[Key, _Met]:
@@ -211,11 +211,11 @@ class _Attempt:
             self._guesses, self._guessed = None, True
         elif missing:
             with self._connection.calling():
-                found = await self._connection.read(
+                documents = await self._connection.read(
                     form.collection, missing, form.projection(table)
                 )
-            for one in found:
-                self._meet(table, one).is_found = True
+            for document in documents:
+                self._meet(table, document).is_found = True
         for key in missing.values():
             met.setdefault(key, _Met(table, None))
         return met
@@ -228,20 +228,20 @@ class _Attempt:
         table, form = step.table, FORMS[step.table.name]
         if step.by or step.equal or step.first:
             raise NotImplementedError("no plan over these tables needs it")
-        found: dict[Key, list[Row]] = {prefix: [] for prefix in step.prefixes}
-        queries = [form.query(dict(zip(table.columns, one, strict=False))) for one in found]
+        rows: dict[Key, list[Row]] = {prefix: [] for prefix in step.prefixes}
+        queries = [form.query(dict(zip(table.columns, prefix, strict=False))) for prefix in rows]
         for start in range(0, len(queries), BATCH):
             query = _any_of(queries[start : start + BATCH])
             with self._connection.calling():
                 fields = form.projection(table)
-                for one in await self._connection.find(form.collection, query, fields):
-                    for part in form.rows(one):
+                for document in await self._connection.find(form.collection, query, fields):
+                    for part in form.rows(document):
                         self._meet(table, part)
-        width = len(next(iter(found), ()))
-        for key, known in self._met[table.name].items():
-            if known.row is not None and key[:width] in found:
-                found[key[:width]].append(known.row[: len(table.columns)])
-        return found
+        width = len(next(iter(rows), ()))
+        for key, state in self._met[table.name].items():
+            if state.row is not None and key[:width] in rows:
+                rows[key[:width]].append(state.row[: len(table.columns)])
+        return rows
 
     async def _page(self, step: Pages) -> Page:
         self._refuse_written(step.table)
@@ -256,11 +256,11 @@ class _Attempt:
                 place, more = await query.end(db)
             # The first document may have been on the page before, up to a place in it.
             limit = step.limit + (query.form.parts is not None)
-            documents, last = await read_page(query.wanted(db, place), limit, query.sized)
+            documents, last = await read_page(query.cursor(db, place), limit, query.sized)
             rows: list[Row] = []
             behind = None
-            for number, one in enumerate(documents):
-                parts = query.form.rows(one)
+            for number, document in enumerate(documents):
+                parts = query.form.rows(document)
                 for part in parts if number else filter(query.is_behind, parts):
                     if len(rows) == step.limit:
                         return Page(rows, query.place(behind), more=True)
@@ -268,7 +268,7 @@ class _Attempt:
                     if self._is_run:
                         self._meet(step.table, part)
                     behind = part
-                behind = one
+                behind = document
             end = query.place(behind)
         if last is not None or not query.is_filtered:
             return Page(rows, end, last is not None)
@@ -280,8 +280,8 @@ class _Attempt:
         if FORMS[table.name].parts is not None:
             raise NotImplementedError(f"{table.name} is not written by plans")
         # Rows get their numbers in the order in which they were written.
-        met[key] = known = met.pop(key, None) or _Met(table, None, is_read=False)
-        known.row, known.table, known.is_written = row, table, True
+        met[key] = state = met.pop(key, None) or _Met(table, None, is_read=False)
+        state.row, state.table, state.is_written = row, table, True
 
     async def _add(self, step: Add) -> dict[Key, Row]:
         keys = [row[: step.table.key] for row in step.rows]
@@ -315,8 +315,8 @@ class _Attempt:
         """
         writes = _Writes(self._connection, sequence)
         for name, rows in self._met.items():
-            for key, one in rows.items():
-                writes.add(FORMS[name], key, one)
+            for key, state in rows.items():
+                writes.add(FORMS[name], key, state)
         if self._guessed and writes.guarded != 1:
             return False  # The guess would not be confirmed.
         with self._connection.calling():
@@ -325,10 +325,10 @@ class _Attempt:
     def guarded(self) -> _Written:
         """Return the rows that were written in tables with a guard."""
         return {
-            (name, key): one.row
+            (name, key): state.row
             for name, rows in self._met.items()
-            for key, one in rows.items()
-            if one.is_written and FORMS[name].guard
+            for key, state in rows.items()
+            if state.is_written and FORMS[name].guard
         }
 
     _EXECUTE: Final[dict[type, Callable[[Any, Any], Awaitable[Any]]]] = {
@@ -412,7 +412,7 @@ class _Query:
         """Return a cursor of the driver, without its order."""
         query: dict[str, Any] = {}
         rest = []
-        for name, condition in [pair for one in conditions for pair in one.items()]:
+        for name, condition in [pair for document in conditions for pair in document.items()]:
             if query.setdefault(name, condition) is not condition:
                 rest.append({name: condition})
         if rest:
@@ -431,11 +431,11 @@ class _Query:
             fields = {"_id": 0, **dict.fromkeys(map(self.form.field, self._step.order), 1)}
         for skipped, back in ((self._step.most - 1, False), (0, True)):
             cursor = self._find(db, self._bounds, fields).sort(self._sort(back=back))
-            for one in await cursor.skip(skipped).limit(1).to_list(None):
-                return self.place(one), not back
+            for document in await cursor.skip(skipped).limit(1).to_list(None):
+                return self.place(document), not back
         return self._step.after, False
 
-    def wanted(self, db: Any, end: Place | None) -> Any:
+    def cursor(self, db: Any, end: Place | None) -> Any:
         """Return a cursor over the rows of the page."""
         step, form = self._step, self.form
         conditions: list[Document] = [*self._bounds]
@@ -443,7 +443,7 @@ class _Query:
             if end is not None and self.free:
                 sign = "$gt" if step.reverse else "$lt"
                 conditions.append(self._beyond(end, sign, inclusive=True))
-            others = {one: step.equal[one] for one in step.equal.keys() - self._served}
+            others = {column: step.equal[column] for column in step.equal.keys() - self._served}
             conditions.append(form.fields(others))
             for names, values in step.one_of.items():
                 cases: list[Document] = []
@@ -542,13 +542,13 @@ class _Writes:
         first = [*self._first]
         for name, queries in self._deleted.items():
             first.append(functools.partial(self._delete, name, queries))
-        if first and not any(await all_of(one() for one in first)):
+        if first and not any(await all_of(call() for call in first)):
             return False
         await all_of(
             [
                 *(self._keep(form, documents) for form, documents in self._documents.items()),
                 *(self._change(name, part) for name, part in self._statements.items()),
-                *(one() for one in self._rest),
+                *(call() for call in self._rest),
             ]
         )
         return True
@@ -574,10 +574,10 @@ class _Writes:
                 form.collection,
                 [
                     {
-                        "q": {"_id": one.pop("_id"), form.rank: {"$lt": one[form.rank]}},
-                        "u": {"$set": one},
+                        "q": {"_id": document.pop("_id"), form.rank: {"$lt": document[form.rank]}},
+                        "u": {"$set": document},
                     }
-                    for one in stored
+                    for document in stored
                 ],
             )
 

@@ -35,7 +35,7 @@ from .connection import CLOSE_SECONDS, Connection
 from .counts import Counts
 from .documents import Sequencer, is_text
 from .identifiers import Identifiers, declared_traits
-from .profiles import ERASURES_SECONDS, Known, Visitors
+from .profiles import ERASURES_SECONDS, Cache, Visitors
 from .schema import META, Preparation, Schema
 from .steps import Steps
 from .stored_events import Events
@@ -85,15 +85,15 @@ class MongoStorage(Storage):
         self._visitors = Visitors(connection, context)
         self._identifiers = Identifiers(connection, context.identifiers)
         self._events = Events(connection)
-        self._known = Known(connection, context.profile_limits.visitors)
+        self._cache = Cache(connection, context.profile_limits.visitors)
         # Its plans are not isolated: they would look for erasures in vain.
         without = dataclasses.replace(context, erasures_key=None)
-        self._steps = Steps(connection, without, sequence, self._known)
+        self._steps = Steps(connection, without, sequence, self._cache)
         self._arrivals = Arrivals(connection, sequence)
         self._writer = Writer(
             connection,
             self._events,
-            self._known,
+            self._cache,
             self._steps,
             self._arrivals,
             sequence,
@@ -185,15 +185,15 @@ class MongoStorage(Storage):
                 await self._arrivals.close()
         await self._connection.close()
         self._preparation.forget()
-        self._known.forget()
+        self._cache.forget()
 
     def backup_commands(self) -> tuple[str, str]:
         hosts, _, database = self._connection.name.rpartition("/")
-        there, everything = shlex.quote(hosts), shlex.quote(f"{database}.*")
+        uri, everything = shlex.quote(hosts), shlex.quote(f"{database}.*")
         archive = "--gzip --archive=engage.archive.gz"
         return (
-            f"mongodump --uri {there} --db {shlex.quote(database)} {archive}",
-            f"mongorestore --uri {there} --nsInclude {everything} {archive}",
+            f"mongodump --uri {uri} --db {shlex.quote(database)} {archive}",
+            f"mongorestore --uri {uri} --nsInclude {everything} {archive}",
         )
 
     async def check(self) -> None:
@@ -229,7 +229,7 @@ class MongoStorage(Storage):
 
     async def _tidy(self) -> None:
         await self._writer.remove_marks()
-        await self._known.count_visitors()
+        await self._cache.count_visitors()
         if self._subscriptions.has_copied:
             await self._subscriptions.remove_copied()
 
@@ -305,7 +305,7 @@ class MongoStorage(Storage):
         if not is_text(name):
             return False
         with self._connection.calling():
-            return await self._known.erase(workspace_id, kind, name)
+            return await self._cache.erase(workspace_id, kind, name)
 
     async def settle(self) -> bool:
         await self._ready()

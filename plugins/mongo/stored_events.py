@@ -65,54 +65,54 @@ class Events:
         if not is_text(key):
             return None
         with self._connection.calling() as db:
-            found = await db[EVENTS].find_one({"_id": key})
-        event = None if found is None else decode_event(found)
+            document = await db[EVENTS].find_one({"_id": key})
+        event = None if document is None else decode_event(document)
         return None if event is None or event.type == ERASED_TYPE else event
 
     async def erase(self, events: Sequence[Event], marks: Sequence[bytes]) -> int:
         """Erase events, and return how many were stored; see :meth:`Storage.erase_events`."""
-        by_id = {event_id(*one.identity): mark for one, mark in zip(events, marks, strict=True)}
+        by_id = {event_id(*event.identity): mark for event, mark in zip(events, marks, strict=True)}
         ids = [key for key in by_id if is_text(key)]
         fields = {"_seq": 1, "workspaceId": 1, "receivedAt": 1}
         with self._connection.calling() as db:
             statements = []
             for chunk in self._connection.chunks(ids):
-                async for one in db[EVENTS].find(
+                async for document in db[EVENTS].find(
                     {"_id": any_of(chunk), "type": {"$ne": ERASED_TYPE}}, fields
                 ):
-                    left = {**one, "timestamp": one["receivedAt"], "type": ERASED_TYPE}
-                    left["_raw"] = by_id[one["_id"]]
-                    statements.append({"q": {"_id": one["_id"]}, "u": left})
+                    left = {**document, "timestamp": document["receivedAt"], "type": ERASED_TYPE}
+                    left["_raw"] = by_id[document["_id"]]
+                    statements.append({"q": {"_id": document["_id"]}, "u": left})
             await self._connection.update(EVENTS, statements)
         return len(statements)
 
     async def stored(self, ids: Sequence[str]) -> dict[str, tuple[Event, str | None, ObjectId]]:
         """Return the stored events among these ids: id → event, its mark if it has one, and its
         ``_seq``. To be called within :meth:`Connection.calling`."""
-        found = {}
+        stored = {}
         for chunk in self._connection.chunks(ids):
             async for document in self._connection.db[EVENTS].find({"_id": any_of(chunk)}):
                 mark, seq = document.get("_mark"), document["_seq"]
-                found[document["_id"]] = (decode_event(document), mark, seq)
-        return found
+                stored[document["_id"]] = (decode_event(document), mark, seq)
+        return stored
 
-    async def scan(self, wanted: EventFilter, *, after: str | None, limit: int) -> Page[Event]:
+    async def scan(self, criteria: EventFilter, *, after: str | None, limit: int) -> Page[Event]:
         """Return a page of events in order of arrival."""
-        fields, bounds = _fields(wanted), _bounds(wanted)
+        fields, bounds = _fields(criteria), _bounds(criteria)
         if fields is None:
             return Page((), None)
         query = arrived_after({**fields, **({"receivedAt": bounds} if bounds else {})}, after)
         with self._connection.calling(scan=True) as db:
-            if wanted.ids is not None:
-                return await self._some(db, query, wanted.ids, limit)
+            if criteria.ids is not None:
+                return await self._some(db, query, criteria.ids, limit)
             return await _page(db[EVENTS].find(query).sort(ARRIVAL), limit)
 
     async def _some(
         self, db: Any, query: Mapping[str, Any], ids: Collection[str], limit: int
     ) -> Page[Event]:
         """Return a page of the events of some ids, which looks at a bounded number of events."""
-        known = {"$in": [one for one in ids if is_text(one)]}
-        of_ids = {"$or": [{"userId": known}, {"userId": None, "anonymousId": known}]}
+        any_id = {"$in": [key for key in ids if is_text(key)]}
+        of_ids = {"$or": [{"userId": any_id}, {"userId": None, "anonymousId": any_id}]}
         conditions: list[Mapping[str, Any]] = [query, of_ids]
         cursor = db[EVENTS].find(query, {"_id": 0, "receivedAt": 1, "_seq": 1}).sort(ARRIVAL)
         ends = await cursor.skip(_WINDOWS[-1] - 1).limit(1).to_list(None)
@@ -125,7 +125,7 @@ class Events:
         return Page(page.items, more)
 
     async def recent(
-        self, wanted: EventFilter, *, before: str | None = None, limit: int
+        self, criteria: EventFilter, *, before: str | None = None, limit: int
     ) -> Page[Event]:
         """Return a page of events, newest first; see :meth:`Storage.recent`.
 
@@ -134,7 +134,7 @@ class Events:
         has a page, has looked at 50,000 events, or has taken two seconds; its cursor is where it
         stopped.
         """
-        fields, bounds = _fields(wanted), _bounds(wanted)
+        fields, bounds = _fields(criteria), _bounds(criteria)
         end = None if before is None else parse_cursor(before)
         if fields is None:
             return Page((), None)
@@ -142,11 +142,11 @@ class Events:
         with self._connection.calling(seconds=seconds) as db:
             if not fields:
                 return await self._newest(db, between(bounds, None, end), limit)
-            if wanted.workspace_id is not None and wanted.user_id is not None:
-                found = await self._of_user(db, fields, between(bounds, None, end), limit)
-                if found is not None:
-                    return found
-            return await self._in_windows(db, fields, bounds, end, limit, _beginnings(wanted))
+            if criteria.workspace_id is not None and criteria.user_id is not None:
+                page = await self._of_user(db, fields, between(bounds, None, end), limit)
+                if page is not None:
+                    return page
+            return await self._in_windows(db, fields, bounds, end, limit, _beginnings(criteria))
 
     async def _newest(self, db: Any, query: Mapping[str, Any], limit: int) -> Page[Event]:
         cursor = db[EVENTS].find(query).sort(NEWEST_FIRST)
@@ -205,8 +205,8 @@ class Events:
     ) -> Mapping[str, Any] | None:
         """Return the place of the event with ``number - 1`` newer ones, from the index alone."""
         cursor = db[EVENTS].find(query, {"_id": 0, "receivedAt": 1, "_seq": 1})
-        found = await cursor.sort(NEWEST_FIRST).skip(number - 1).limit(1).to_list(None)
-        return found[0] if found else None
+        documents = await cursor.sort(NEWEST_FIRST).skip(number - 1).limit(1).to_list(None)
+        return documents[0] if documents else None
 
     async def expire(self, before: int, *, limit: int, force: bool = False) -> int:
         """Delete the oldest events, and return how many; see :meth:`Storage.expire`."""
@@ -221,29 +221,29 @@ class Events:
         )
 
 
-def _fields(wanted: EventFilter) -> dict[str, Any] | None:
+def _fields(criteria: EventFilter) -> dict[str, Any] | None:
     """Return the conditions of a filter, without those on the time; ``None`` if no event can fit
     it, because no event can have one of its texts."""
     texts = {
-        "workspaceId": wanted.workspace_id,
-        "type": wanted.type,
-        "userId": wanted.user_id,
-        "_name": wanted.name,
-        "_id": wanted.origin,
+        "workspaceId": criteria.workspace_id,
+        "type": criteria.type,
+        "userId": criteria.user_id,
+        "_name": criteria.name,
+        "_id": criteria.origin,
     }
-    found: dict[str, Any] = {name: text for name, text in texts.items() if text is not None}
-    if not all(map(is_text, found.values())):
+    fields: dict[str, Any] = {name: text for name, text in texts.items() if text is not None}
+    if not all(map(is_text, fields.values())):
         return None
-    if wanted.origin is not None:
-        found["_id"] = of_origin(wanted.workspace_id, wanted.origin)
-    return found
+    if criteria.origin is not None:
+        fields["_id"] = of_origin(criteria.workspace_id, criteria.origin)
+    return fields
 
 
-def _beginnings(wanted: EventFilter) -> list[dict[str, Any]]:
+def _beginnings(criteria: EventFilter) -> list[dict[str, Any]]:
     """Return the conditions of a filter on the beginnings of texts."""
     return [
         {"$or": [{_TEXTS[field]: {"$regex": _pattern(text), "$options": "i"}} for field in fields]}
-        for fields, text in wanted.begins
+        for fields, text in criteria.begins
     ]
 
 
@@ -252,15 +252,15 @@ def _pattern(beginning: str) -> str:
 
     Servers differ in the capitals of other letters than ASCII, and take no NUL.
     """
-    known = beginning[:_MAX_PATTERN]
+    start = beginning[:_MAX_PATTERN]
     return "^" + "".join(
-        re.escape(one) if one.isascii() and one.isprintable() else r"[\s\S]" for one in known
+        re.escape(char) if char.isascii() and char.isprintable() else r"[\s\S]" for char in start
     )
 
 
-def _bounds(wanted: EventFilter) -> dict[str, Any]:
+def _bounds(criteria: EventFilter) -> dict[str, Any]:
     """Return the conditions of a filter on ``receivedAt``."""
-    times = {"$gte": wanted.since, "$lt": wanted.until}
+    times = {"$gte": criteria.since, "$lt": criteria.until}
     least, greatest = _TIMES
     return {
         name: DatetimeMS(min(max(time, least), greatest))
@@ -272,8 +272,8 @@ def _bounds(wanted: EventFilter) -> dict[str, Any]:
 async def _page(cursor: Any, limit: int) -> Page[Event]:
     """Return a page of events in the order of a cursor of the driver, without those erased."""
     items, last = await read_page(cursor, limit, _sized)
-    found = [one for one in items if one.type != ERASED_TYPE]
-    return Page(found, None if last is None else cursor_of(last))
+    events = [event for event in items if event.type != ERASED_TYPE]
+    return Page(events, None if last is None else cursor_of(last))
 
 
 def _sized(document: Mapping[str, Any]) -> tuple[Event, int]:

@@ -54,8 +54,8 @@ _BOOLEAN: Final = Values(bool, int)
 _JSON: Final = Values(orjson.loads, orjson.dumps)
 #: Not pairs: some servers do not store an array within an array.
 _PAIRS: Final = Values(
-    lambda value: [{"name": name, "value": one} for name, one in orjson.loads(value)],
-    lambda value: orjson.dumps([(one["name"], one["value"]) for one in value]),
+    lambda value: [{"name": name, "value": text} for name, text in orjson.loads(value)],
+    lambda value: orjson.dumps([(header["name"], header["value"]) for header in value]),
 )
 
 
@@ -169,8 +169,8 @@ class Form:
     @functools.cache  # noqa: B019 (there are few)
     def field(self, column: str) -> str:
         """Return the field of a column."""
-        known = {"workspace": "workspaceId", **self.names}.get(column)
-        return known or re.sub("_(.)", lambda match: match[1].upper(), column)
+        name = {"workspace": "workspaceId", **self.names}.get(column)
+        return name or re.sub("_(.)", lambda match: match[1].upper(), column)
 
     def encode(self, column: str, value: Any) -> Any:
         """Return the value of a field."""
@@ -200,7 +200,7 @@ class Form:
         returns the values of the fields."""
         fields = [*map(self.field, table.columns)]
         other = [(at, self.values.get(name)) for at, name in enumerate(table.columns)]
-        return fields, [(at, one) for at, one in other if one], operator.itemgetter(*fields)
+        return fields, [(at, codec) for at, codec in other if codec], operator.itemgetter(*fields)
 
     def row(self, table: Table, document: Document) -> Row:
         """Return the row of a document."""
@@ -305,11 +305,11 @@ class Totals:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         #: Name of the table → key → when it was counted, and the row.
-        self._known = collections.defaultdict[str, dict[Key, tuple[float, Row]]](dict)
+        self._cached = collections.defaultdict[str, dict[Key, tuple[float, Row]]](dict)
 
     async def execute(self, step: Get | Put | Pages) -> Any:
         """Execute a step over a table of sums, and return its result."""
-        table, known = step.table, self._known[step.table.name]
+        table, cached = step.table, self._cached[step.table.name]
         form, now = FORMS[table.name], time.monotonic()
         if isinstance(step, Pages):
             # With this condition too the server answers from the index alone.
@@ -317,30 +317,30 @@ class Totals:
             return Page(sorted(rows.values()), None, more=False)
         if isinstance(step, Put):
             for row in step.rows:
-                if (key := row[: table.key]) in known:
-                    counted_at, before = known[key]
+                if (key := row[: table.key]) in cached:
+                    counted_at, before = cached[key]
                     sums = map(operator.add, before[table.key :], row[table.key :])
-                    known[key] = (counted_at, (*key, *sums))
+                    cached[key] = (counted_at, (*key, *sums))
             return None
         for key in step.keys:
-            if key not in known or known[key][0] <= now - _SECONDS:
+            if key not in cached or cached[key][0] <= now - _SECONDS:
                 query = form.query(dict(zip(table.columns, key, strict=False)))
                 none = (*key, *[0] * (len(table.columns) - table.key))
-                known[key] = (now, (await self._count(table, query)).get(key, none))
-        return {key: known[key][1] for key in step.keys}
+                cached[key] = (now, (await self._count(table, query)).get(key, none))
+        return {key: cached[key][1] for key in step.keys}
 
     async def _count(self, table: Table, query: Mapping[str, Any]) -> dict[Key, Row]:
         """Return the rows of the documents of a query: their count, and the sum of a field."""
-        form, found = FORMS[table.name], dict[Key, Row]()
+        form, rows = FORMS[table.name], dict[Key, Row]()
         *names, _, size = table.columns
         fields = {"_id": 0, **dict.fromkeys(map(form.field, (*names, size)), 1)}
         with self._connection.calling() as db:
-            async for one in db[form.collection].find(query, fields).batch_size(BATCH):
-                key = tuple(form.decode(name, one) for name in names)
-                *_, count, total = found.get(key, (0, 0))
-                found[key] = (*key, count + 1, total + form.decode(size, one))
-        return found
+            async for document in db[form.collection].find(query, fields).batch_size(BATCH):
+                key = tuple(form.decode(name, document) for name in names)
+                *_, count, total = rows.get(key, (0, 0))
+                rows[key] = (*key, count + 1, total + form.decode(size, document))
+        return rows
 
     def forget(self) -> None:
         """Forget everything: what was put may not have become true."""
-        self._known.clear()
+        self._cached.clear()

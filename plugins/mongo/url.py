@@ -44,7 +44,7 @@ class ConnectionString:
 
         :raises ConfigError: if the write concern requests no acknowledgement.
         """
-        found = []
+        lines = []
         w = self.options.get("w", "majority")
         if w == 0:
             raise ConfigError(
@@ -52,16 +52,16 @@ class ConnectionString:
                 "remove the option"
             )
         if w != "majority":
-            found.append(
+            lines.append(
                 f"w={str(w)[:80]}: engage answers 200 before a majority of the replica set has the "
                 "event; a failover may lose it"
             )
         if not self.options.get("journal", True):
-            found.append(
+            lines.append(
                 "journal=false: engage answers 200 before the event is in the journal; a power cut "
                 "may lose it"
             )
-        return found
+        return lines
 
 
 def parse_url(url: str) -> ConnectionString:
@@ -81,11 +81,11 @@ def parse_url(url: str) -> ConnectionString:
             warnings.simplefilter("ignore")
             if srv:
                 # The driver would request the names from the DNS now, and wait for them.
-                found = pymongo.uri_parser.parse_uri(_PLAIN + place, warn=False)
+                parsed = pymongo.uri_parser.parse_uri(_PLAIN + place, warn=False)
                 options = pymongo.uri_parser.split_options(query, warn=False) if query else {}
             else:
-                found = pymongo.uri_parser.parse_uri(url, warn=False)
-                options = found["options"]
+                parsed = pymongo.uri_parser.parse_uri(url, warn=False)
+                options = parsed["options"]
                 # This checks which options can be combined, with our defaults, and the TLS files.
                 journal = options.get("journal", options.get("w") != 0)
                 pymongo.MongoClient(url, connect=False, journal=journal).close()
@@ -98,12 +98,12 @@ def parse_url(url: str) -> ConnectionString:
     if srv:
         # The host as it is: the DNS has the ports.
         hosts, scheme = place.rpartition("@")[2].partition("/")[0], _SRV
-        if len(found["nodelist"]) != 1 or ":" in hosts:
+        if len(parsed["nodelist"]) != 1 or ":" in hosts:
             raise _unusable()
     else:
-        hosts, scheme = ",".join(f"{host}:{port}" for host, port in found["nodelist"]), _PLAIN
+        hosts, scheme = ",".join(f"{host}:{port}" for host, port in parsed["nodelist"]), _PLAIN
     return ConnectionString(
-        name=f"{scheme}{hosts}/{found['database'] or DEFAULT_DATABASE}",
+        name=f"{scheme}{hosts}/{parsed['database'] or DEFAULT_DATABASE}",
         is_srv=srv,
         options={name.lower(): value for name, value in options.items()},
     )

@@ -103,14 +103,14 @@ class Verification:
 
     async def unfinished(self) -> Collection[tuple[str, str]]:
         """Return those whose changes or choices are not applied or recorded yet."""
-        found: set[tuple[str, str]] = set()
+        people: set[tuple[str, str]] = set()
         fields = {"workspaceId": 1, "userId": 1, "anonymousId": 1}
         with self._connection.calling(scan=True) as db:
             for collection, mark in ((EVENTS, "_mark"), (SUBSCRIPTIONS, "pending")):
-                async for one in db[collection].find({mark: {"$exists": True}}, fields):
-                    names = (one.get("userId"), one.get("anonymousId"))
-                    found.update((one["workspaceId"], name) for name in names if name is not None)
-        return found
+                async for stored in db[collection].find({mark: {"$exists": True}}, fields):
+                    names = (stored.get("userId"), stored.get("anonymousId"))
+                    people |= {(stored["workspaceId"], name) for name in names if name is not None}
+        return people
 
 
 def _problems(check: _Check, document: _Document) -> Iterator[str]:

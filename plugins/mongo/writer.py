@@ -33,7 +33,7 @@ from engage.store.events import Changing, UnstorableError
 from .arrivals import Arrivals, Run
 from .connection import DUPLICATE, Connection
 from .documents import Sequencer, encode_event, event_id
-from .profiles import Known
+from .profiles import Cache
 from .schema import EVENTS
 from .steps import Steps
 from .stored_events import Events
@@ -174,7 +174,7 @@ class Writer:
         self,
         connection: Connection,
         events: Events,
-        known: Known,
+        cache: Cache,
         steps: Steps,
         arrivals: Arrivals,
         sequence: Sequencer,
@@ -182,7 +182,7 @@ class Writer:
     ) -> None:
         self._connection = connection
         self._events = events
-        self._known = known
+        self._cache = cache
         self._steps = steps
         self._arrivals = arrivals
         self._sequence = sequence
@@ -204,10 +204,10 @@ class Writer:
     async def write(self, events: Sequence[Event]) -> Sequence[Outcome]:
         """Store events; see :meth:`Storage.write`."""
         with self._connection.calling():
-            await self._known.look_for_erasures()
+            await self._cache.look_for_erasures()
         self._writes += 1
         mark = f"{self._process}.{self._writes}"
-        batch = Batch(events, self._known.changes, self._sequence, mark)
+        batch = Batch(events, self._cache.changes, self._sequence, mark)
         try:
             with self._connection.calling():
                 await self._arrivals.begin(batch.run)
@@ -215,9 +215,9 @@ class Writer:
                     await self._insert_and_change(batch, changing)
                 else:
                     await self._insert(batch)
-                found = batch.present.values()
+                stored = batch.present.values()
                 await self._arrivals.end(
-                    batch.run, [(seq, event.received_at) for event, _, seq in found]
+                    batch.run, [(seq, event.received_at) for event, _, seq in stored]
                 )
                 self._work.set()
         except BaseException:
@@ -235,8 +235,8 @@ class Writer:
 
     async def reapply(self, events: Sequence[Event]) -> None:
         """Apply the changes of stored events again."""
-        self._known.forget()
-        changes = [(event, self._known.changes(event)) for event in events]
+        self._cache.forget()
+        changes = [(event, self._cache.changes(event)) for event in events]
         with self._connection.calling():
             async with self._changing:
                 await self._steps.apply(changes)
@@ -308,7 +308,7 @@ class Writer:
     def _cut_off(self, batch: Batch) -> list[Changing]:
         """Return the duplicates whose changes may not be durable, each with its changes."""
         return [
-            (event, self._known.changes(event))
+            (event, self._cache.changes(event))
             for event, mark, _ in batch.present.values()
             if mark is not None and mark not in self._durable
         ]
@@ -341,21 +341,21 @@ class Writer:
         with self._connection.calling() as db:
             query = {"_mark": {"$exists": True}}
             cursor = db[EVENTS].find(query, {"_id": 1, "_seq": 1}).limit(_STEP)
-            found = await cursor.to_list(None)
-            if not found:
+            documents = await cursor.to_list(None)
+            if not documents:
                 return 0
-            found.sort(key=lambda document: document["_seq"])
-            ids = [document["_id"] for document in found]
+            documents.sort(key=lambda document: document["_seq"])
+            ids = [document["_id"] for document in documents]
             stored = await self._events.stored(ids)
             changes = [
-                (stored[key][0], self._known.changes(stored[key][0]))
+                (stored[key][0], self._cache.changes(stored[key][0]))
                 for key in ids
                 if key in stored
             ]
             async with self._changing:
                 await self._steps.apply(changes)
             await self._remove_marks((key, mark) for key, (_, mark, _) in stored.items())
-        return len(found)
+        return len(documents)
 
     async def _remove_marks(self, marks: Iterable[tuple[str, str | None]]) -> None:
         """Remove marks from events, each by its ``_id``: a sharded cluster sends that to one shard,

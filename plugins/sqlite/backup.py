@@ -90,10 +90,10 @@ def back_up(
             with contextlib.closing(_connect(path)) as db:
                 _mark(db, made_at, events, without)
                 (problem,) = db.execute("PRAGMA integrity_check(1)").fetchone()
-                (there,) = db.execute("SELECT count(*) FROM events").fetchone()
-            if problem != "ok" or there != events:
+                (copied,) = db.execute("SELECT count(*) FROM events").fetchone()
+            if problem != "ok" or copied != events:
                 raise StorageIncompatible(
-                    f"{target}: damaged: {problem}, {there} events instead of {events}"
+                    f"{target}: damaged: {problem}, {copied} events instead of {events}"
                 )
             file.seek(0)
             file.write(hashlib.file_digest(file, "sha256").digest())
@@ -227,10 +227,10 @@ def restoring(settings: Settings, source: Path, on_bytes: OnBytes) -> Iterator[t
     store = Path(settings.path)
     require_writable(settings.path)
     with _writing_alone(settings.path), _naming(store):
-        for there in (settings.path, settings.path + "-wal", settings.path + "-journal"):
-            if os.path.lexists(there):
+        for name in (settings.path, settings.path + "-wal", settings.path + "-journal"):
+            if os.path.lexists(name):
                 raise StorageUnavailable(
-                    f"{there}: there is a store already, and it is not replaced: move it away"
+                    f"{name}: there is a store already, and it is not replaced: move it away"
                 )
         with _unfinished(store) as (path, file):
             _require_room(path, backup.size + settings.min_free_bytes)
@@ -314,8 +314,8 @@ def _delete(path: Path) -> None:
 
 def _delete_beside(path: Path) -> None:
     """Delete what SQLite and a writer made beside an unfinished file."""
-    for one in path.parent.glob(f"{glob.escape(path.name)}-*"):
-        one.unlink(missing_ok=True)
+    for file in path.parent.glob(f"{glob.escape(path.name)}-*"):
+        file.unlink(missing_ok=True)
 
 
 def _publish(path: Path, target: Path) -> None:

@@ -93,18 +93,18 @@ class WalIndex:
         return os.read(index, self._FRAMES.size)
 
     def _opened(self) -> int:
-        found, current = None, os.stat(self._path)
+        descriptor, current = None, os.stat(self._path)
         for index in list(self._descriptors):
             status = os.fstat(index)
             if os.path.samestat(status, current):
-                found = index
+                descriptor = index
             elif not status.st_nlink:
                 self._descriptors.remove(index)
                 os.close(index)
-        if found is None:
-            found = os.open(self._path, os.O_RDWR | getattr(os, "O_BINARY", 0))
-            self._descriptors.add(found)
-        return found
+        if descriptor is None:
+            descriptor = os.open(self._path, os.O_RDWR | getattr(os, "O_BINARY", 0))
+            self._descriptors.add(descriptor)
+        return descriptor
 
 
 class Checkpoints:

@@ -205,14 +205,14 @@ def file_identity(path: str) -> tuple[int, int]:
     :raises StorageUnavailable: if it is not a file, or cannot be examined.
     """
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except FileNotFoundError:
         raise StorageMissing(f"{path}: there is no store") from None
     except OSError as error:
         raise unavailable(path, error) from error
     if not os.path.isfile(path):
         raise StorageUnavailable(f"{path}: not a file")
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def connect(settings: Settings, *, readonly: bool) -> sqlite3.Connection:

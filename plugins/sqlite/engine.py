@@ -161,8 +161,8 @@ class Engine(Transactions):
         with translating_errors(self.settings.path), self._transaction(needs_space=False) as db:
             if not self.keys.is_taken_over:
                 self.keys.take_over(db)
-            found = self.keys.candidates(db, {key for _, key in numbers})
-            return [number for number, key in numbers if found.get(key) != number]
+            candidates = self.keys.candidates(db, {key for _, key in numbers})
+            return [number for number, key in numbers if candidates.get(key) != number]
 
     def empty_log(self) -> bool:
         """Copy all of the log into the file and empty it, and return whether that was possible: a

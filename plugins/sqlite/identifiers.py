@@ -18,22 +18,22 @@ from .schema import require_readable
 def indexed(db: sqlite3.Connection) -> Mapping[str, Sequence[str]]:
     """Return the traits for which the table is complete: those that a server declared, which may
     run now with another config than this process."""
-    found: dict[str, list[str]] = {}
+    traits: dict[str, list[str]] = {}
     for workspace, trait in db.execute("SELECT workspace, trait FROM indexed"):
-        found.setdefault(workspace, []).append(trait)
-    return found
+        traits.setdefault(workspace, []).append(trait)
+    return traits
 
 
 def index(db: sqlite3.Connection, declared: Mapping[str, Sequence[str]]) -> None:
     """Make the table complete for the declared traits, and remove the others from it."""
-    wanted = {(workspace, trait) for workspace, traits in declared.items() for trait in traits}
-    if set(db.execute("SELECT workspace, trait FROM indexed")) == wanted:
+    pairs = {(workspace, trait) for workspace, traits in declared.items() for trait in traits}
+    if set(db.execute("SELECT workspace, trait FROM indexed")) == pairs:
         return
     db.execute("BEGIN IMMEDIATE")
     try:
         require_readable(db)
         existing = set(db.execute("SELECT workspace, trait FROM indexed"))
-        for workspace, trait in sorted(existing - wanted):
+        for workspace, trait in sorted(existing - pairs):
             # The claims stay, in case that the trait is declared again.
             db.execute(
                 "INSERT INTO claims SELECT profile, trait, value, claimed_at FROM identifiers i "
@@ -47,13 +47,13 @@ def index(db: sqlite3.Connection, declared: Mapping[str, Sequence[str]]) -> None
                 db.execute(
                     f"DELETE FROM {table} WHERE workspace = ? AND trait = ?", (workspace, trait)
                 )
-        for workspace, trait in sorted(wanted - existing):
-            found = db.execute(
+        for workspace, trait in sorted(pairs - existing):
+            rows = db.execute(
                 "SELECT p.id, p.kind, t.value FROM profiles p CROSS JOIN traits t "
                 "ON t.profile = p.id AND t.trait = ? WHERE p.workspace = ? AND p.kind <> ?",
                 (trait, workspace, GROUP),
             )
-            for profile, kind, encoded in found:
+            for profile, kind, encoded in rows:
                 value = identifier_value(trait, orjson.loads(encoded))
                 if value is not None:
                     # Without a claim, it was set before claims were recorded: 0 is older than all.

@@ -135,8 +135,8 @@ def _pattern(beginning: str) -> str:
 
     ``LIKE`` knows the capitals of ASCII only, and ends at a NUL.
     """
-    known = beginning[:_MAX_PATTERN].partition("\0")[0]
-    return "".join(one if one.isascii() and one not in "%_" else "_" for one in known) + "%"
+    start = beginning[:_MAX_PATTERN].partition("\0")[0]
+    return "".join(char if char.isascii() and char not in "%_" else "_" for char in start) + "%"
 
 
 def _near(db: sqlite3.Connection, step: Pages) -> Pages:
@@ -222,18 +222,18 @@ def page(db: sqlite3.Connection, step: Pages, numbers: Numbers) -> Page:
     return Page(rows, end or step.after, more or is_full)
 
 
-def _until_full(found: sqlite3.Cursor, step: Pages, large: Sequence[int]) -> tuple[list[Row], bool]:
+def _until_full(hits: sqlite3.Cursor, step: Pages, large: Sequence[int]) -> tuple[list[Row], bool]:
     """Return the rows of a page, and whether it has no room for others.
 
     :param large: the places of the columns whose bytes count.
     """
     if not large:
-        rows = found.fetchall()
+        rows = hits.fetchall()
         is_full = len(rows) > step.limit
         del rows[step.limit :]
         return rows, is_full
     rows, size = [], 0
-    for row in found:
+    for row in hits:
         if len(rows) == step.limit or size > MAX_PAGE_BYTES:
             return rows, True
         rows.append(row)

@@ -94,31 +94,31 @@ def execute(
 
 def _get(db: sqlite3.Connection, step: Get, run: Run) -> dict[Key, Row]:
     width = step.table.key
-    found = {row[:width]: row for row in sql_of(step.table).read(db, step.keys, run.owners)}
+    rows = {row[:width]: row for row in sql_of(step.table).read(db, step.keys, run.owners)}
     if step.table.name in OWNERS and "number" in step.table.columns:
-        run.owners.update({key: found[key][-1] if key in found else None for key in step.keys})
-    return found
+        run.owners.update({key: rows[key][-1] if key in rows else None for key in step.keys})
+    return rows
 
 
 def _under(db: sqlite3.Connection, step: Under, run: Run) -> dict[Key, list[Row]]:
-    found: dict[Key, list[Row]] = {prefix: [] for prefix in step.prefixes}
-    width = len(next(iter(found), ()))
+    by_prefix: dict[Key, list[Row]] = {prefix: [] for prefix in step.prefixes}
+    width = len(next(iter(by_prefix), ()))
     if step.by:
         at = [sql_of(step.table).at[name] for name in step.by[:width]]
         query = _by_index(step.table, step.by, width, (*step.equal.items(),), step.first)
-        for row in look_up(db, query, found):
-            found[tuple([row[one] for one in at])].append(row)
+        for row in look_up(db, query, by_prefix):
+            by_prefix[tuple([row[place] for place in at])].append(row)
     elif width == (sql := sql_of(step.table)).width:
         # By the numbers of the rows to which they belong.
-        stored = sql.keys(db, found, run.owners)
-        of_number = {run.owners[owner]: (owner, rows) for owner, rows in found.items()}
+        stored = sql.keys(db, by_prefix, run.owners)
+        of_number = {run.owners[owner]: (owner, rows) for owner, rows in by_prefix.items()}
         for row in look_up(db, sql.look_up(sql.short, 1), stored):
             owner, rows = of_number[row[0]]
             rows.append(owner + row[1:])
     else:
-        for row in sql_of(step.table).read(db, found, run.owners):
-            found[row[:width]].append(row)
-    return found
+        for row in sql_of(step.table).read(db, by_prefix, run.owners):
+            by_prefix[row[:width]].append(row)
+    return by_prefix
 
 
 @functools.cache
@@ -131,9 +131,9 @@ def _by_index(
     def where(alias: str) -> str:
         return " AND ".join(
             (
-                *(f"{alias}.{one} = k.column{at}" for at, one in enumerate(by[:width], 1)),
-                *(f"{alias}.{one} IS NOT NULL" for one in by[width:]),
-                *(f"{alias}.{one} = {value!r}" for one, value in equal),
+                *(f"{alias}.{column} = k.column{at}" for at, column in enumerate(by[:width], 1)),
+                *(f"{alias}.{column} IS NOT NULL" for column in by[width:]),
+                *(f"{alias}.{column} = {value!r}" for column, value in equal),
             )
         )
 
@@ -142,7 +142,7 @@ def _by_index(
         return f"{select} WHERE {where(name)}"
     # The prefix has the other columns of the key.
     number = sql.key[0]
-    order = ", ".join(f"f.{one}" for one in (*by[width:], number))
+    order = ", ".join(f"f.{column}" for column in (*by[width:], number))
     rows = f"{name} f WHERE {where('f')} ORDER BY {order} LIMIT 1"
     return f"{select} WHERE {number} = (SELECT f.{number} FROM {rows}) AND {where(name)}"
 
@@ -195,29 +195,29 @@ def _select(table: Table) -> str:
     return f"SELECT key, {', '.join(table.columns)} {_FOUND}"
 
 
-def _found(
-    db: sqlite3.Connection, wanted: AbstractSet[bytes], run: Run
+def _candidates(
+    db: sqlite3.Connection, keys: AbstractSet[bytes], run: Run
 ) -> Collection[tuple[bytes, int]]:
     """Return the keys and the numbers of events that may be stored."""
-    found: dict[bytes, int] = {}
+    numbers: dict[bytes, int] = {}
     if run.keys is None:
-        for key in wanted:
+        for key in keys:
             rows = (db.execute(query, (key,)).fetchone() for query in _NUMBER)
             if (row := next(filter(None, rows), None)) is not None:
-                found[key] = row[0]
-        return found.items()
+                numbers[key] = row[0]
+        return numbers.items()
     if not run.keys.is_taken_over:
         run.keys.take_over(db)
-    found = run.keys.candidates(db, wanted)
+    numbers = run.keys.candidates(db, keys)
     if run.added:
         new = dict(zip(run.added, itertools.count(run.keys.next_number), strict=False))
-        found.update({key: new[key] for key in wanted if key in new})
-    return found.items()
+        numbers.update({key: new[key] for key in keys if key in new})
+    return numbers.items()
 
 
 def _get_events(db: sqlite3.Connection, step: Get, run: Run) -> dict[Key, Row]:
     keys = {hash_of(key): key for key in step.keys}
-    rows = look_up(db, _select(step.table), _found(db, keys.keys(), run))
+    rows = look_up(db, _select(step.table), _candidates(db, keys.keys(), run))
     return {keys[row[0]]: row[1:] for row in rows}
 
 
@@ -230,8 +230,8 @@ def _add_events(db: sqlite3.Connection, step: Add, run: Run) -> dict[Key, Row]:
     if len(new) < len(given):
         # Of each key, the first.
         new.update({row[-1]: row for row in reversed(given)})
-    found = _found(db, new.keys(), run)
-    stored = _stored(db, found) if found else {}
+    candidates = _candidates(db, new.keys(), run)
+    stored = _stored(db, candidates) if candidates else {}
     for key in stored:
         del new[key]
     run.added = [] if run.added is None else run.added
@@ -245,7 +245,7 @@ def _add_events(db: sqlite3.Connection, step: Add, run: Run) -> dict[Key, Row]:
 
 def _put_events(db: sqlite3.Connection, step: Put, run: Run) -> None:
     rows = {row[-1]: row for row in map(_in_file, step.rows)}
-    stored = look_up(db, f"SELECT key, seq {_FOUND}", _found(db, rows.keys(), run))
+    stored = look_up(db, f"SELECT key, seq {_FOUND}", _candidates(db, rows.keys(), run))
     db.executemany(_UPDATE, [(*rows.pop(key)[:-1], number) for key, number in stored])
     if rows:
         _add_events(db, Add(step.table, rows.values()), run)
@@ -254,14 +254,14 @@ def _put_events(db: sqlite3.Connection, step: Put, run: Run) -> None:
 def _delete_events(db: sqlite3.Connection, step: Delete, run: Run) -> int:
     if isinstance(step.keys, Pages):
         return delete_page(db, step.keys)
-    found = _found(db, {hash_of(key) for key in step.keys}, run)
-    deleted = db.executemany("DELETE FROM events WHERE key = ? AND seq = ?", found)
+    candidates = _candidates(db, {hash_of(key) for key in step.keys}, run)
+    deleted = db.executemany("DELETE FROM events WHERE key = ? AND seq = ?", candidates)
     return max(0, deleted.rowcount)
 
 
-def _stored(db: sqlite3.Connection, found: Collection[tuple[bytes, int]]) -> dict[bytes, Row]:
+def _stored(db: sqlite3.Connection, candidates: Collection[tuple[bytes, int]]) -> dict[bytes, Row]:
     """Return the rows that are stored; see :class:`Add` for their bodies."""
-    rows = look_up(db, _select(EVENTS), found)
+    rows = look_up(db, _select(EVENTS), candidates)
     if sum([len(row[-1]) for row in rows]) > MAX_STORED_BYTES:
         rows.sort(key=lambda row: len(row[-1]))
         sizes = itertools.accumulate(len(row[-1]) for row in rows)

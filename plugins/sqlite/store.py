@@ -119,13 +119,13 @@ class SqliteStorage(Storage, BackupStore):
 
     def gauges(self) -> Mapping[str, float]:
         path = self._settings.path
-        found: dict[str, float] = {}
+        gauges: dict[str, float] = {}
         with contextlib.suppress(OSError):
-            found["free_bytes"] = shutil.disk_usage(os.path.dirname(path)).free
-            found["database_bytes"] = os.stat(path).st_size
-            found["wal_bytes"] = os.stat(path + "-wal").st_size
-        found.update(self._writer.gauges())
-        return found
+            gauges["free_bytes"] = shutil.disk_usage(os.path.dirname(path)).free
+            gauges["database_bytes"] = os.stat(path).st_size
+            gauges["wal_bytes"] = os.stat(path + "-wal").st_size
+        gauges.update(self._writer.gauges())
+        return gauges
 
     async def run(
         self, plan: Plan[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
@@ -162,18 +162,18 @@ class SqliteStorage(Storage, BackupStore):
         prepare: Callable[[Any, Backup], Awaitable[None]],
         on_bytes: OnBytes,
     ) -> Backup:
-        async def change(path: Path, found: Backup) -> None:
+        async def change(path: Path, restored: Backup) -> None:
             settings = dataclasses.replace(self._settings, path=str(path), writer="thread")
             store = SqliteStorage(settings)
             try:
                 await store.open(create=True)
-                await prepare(store, found)
+                await prepare(store, restored)
             finally:
                 await store.close()
 
-        with backup.restoring(self._settings, source, on_bytes) as (path, found):
-            asyncio.run(change(path, found))
-        return found
+        with backup.restoring(self._settings, source, on_bytes) as (path, restored):
+            asyncio.run(change(path, restored))
+        return restored
 
     # ---------------------------------------------------------------------- verification
     def problems(self) -> AsyncIterator[StoreProblem | int]:

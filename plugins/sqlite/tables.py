@@ -52,9 +52,9 @@ class Sql:
         first = [self.number] if self.owner else ["key"] if self.is_hashed else []
         self.key = first if self.is_hashed else [*first, *own[: table.key - self.width]]
         written = [*first, *own, *beside]
-        replaced = [one for one in own if one not in (*self.key, self.number)]
-        more = {one: f" + {table.name}.{one}" for one in table.sums}
-        values = [f"{one} = excluded.{one}{more.get(one, '')}" for one in replaced]
+        replaced = [column for column in own if column not in (*self.key, self.number)]
+        more = {column: f" + {table.name}.{column}" for column in table.sums}
+        values = [f"{column} = excluded.{column}{more.get(column, '')}" for column in replaced]
         # The number of an owner is known when it is written.
         unique = [self.number] if table.name in OWNERS else self.key
         target = f"ON CONFLICT ({', '.join(unique)}) DO"
@@ -156,7 +156,7 @@ class Sql:
     def look_up(self, columns: str, count: int) -> str:
         """Return the query for rows whose key in the file begins with ``count`` values."""
         table, key = self.table.name, self.key[:count]
-        same = " AND ".join(f"{table}.{one} = k.column{at}" for at, one in enumerate(key, 1))
+        same = " AND ".join(f"{table}.{column} = k.column{at}" for at, column in enumerate(key, 1))
         return f"SELECT {columns} FROM {{keys}} k CROSS JOIN {table} ON {same}"
 
     def read(

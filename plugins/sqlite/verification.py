@@ -45,13 +45,13 @@ async def problems(
     for step in (*map(_integrity, await read(_tables)), _profiles, _history, _totals):
         after: int | None = 0
         while after is not None:
-            found, count, after = await read(step, after)
+            problems, count, after = await read(step, after)
             yield count
-            for problem in found:
+            for problem in problems:
                 yield problem
     after, with_keys = 0, True
     while after is not None:
-        found, keys, after = await read(_events, after)
+        problems, keys, after = await read(_events, after)
         yield len(keys)
         if with_keys:
             try:
@@ -62,8 +62,8 @@ async def problems(
                 yield _problem("keys", str(error), doubt="unknown")
             else:
                 # An event may have expired meanwhile.
-                found += await read(_of_lost_keys, lost) if lost else ()
-        for problem in found:
+                problems += await read(_of_lost_keys, lost) if lost else ()
+        for problem in problems:
             yield problem
 
 
@@ -88,7 +88,7 @@ def _events(
     db: sqlite3.Connection, after: int
 ) -> tuple[list[StoreProblem], dict[int, bytes], int | None]:
     """Look at some events, and return the key of each."""
-    found: list[StoreProblem] = []
+    problems: list[StoreProblem] = []
     rows = db.execute(
         "SELECT seq, key, workspace, origin, message_id, type = ?, "
         "(length(body) = 0 OR substr(body, 1, ?) = ?) AND "
@@ -99,14 +99,14 @@ def _events(
     for seq, key, workspace, origin, message_id, is_erased, is_empty in rows:
         if last and seq != last + 1:
             message = f"{last + 1} to {seq - 1} are missing"
-            found.append(_problem("numbers of events", message, doubt="expired"))
+            problems.append(_problem("numbers of events", message, doubt="expired"))
         last = seq
         whose = f"the event {seq} ({workspace}: {origin} {message_id!r})"
         if is_erased and (message_id or not is_empty):
-            found.append(_problem("events", f"{whose} is erased, but not all of it"))
+            problems.append(_problem("events", f"{whose} is erased, but not all of it"))
         elif not is_erased and key != key_of(workspace, origin, message_id):
-            found.append(_problem("keys", f"{whose} has the key of another event"))
-    return found, {row[0]: row[1] for row in rows}, last if len(rows) == _STEP else None
+            problems.append(_problem("keys", f"{whose} has the key of another event"))
+    return problems, {row[0]: row[1] for row in rows}, last if len(rows) == _STEP else None
 
 
 def _of_lost_keys(db: sqlite3.Connection, numbers: Sequence[int]) -> list[StoreProblem]:
@@ -122,7 +122,7 @@ def _of_lost_keys(db: sqlite3.Connection, numbers: Sequence[int]) -> list[StoreP
 # ---------------------------------------------------------------------------------------- profiles
 def _profiles(db: sqlite3.Connection, after: int) -> _Step:
     """Look at the counters and the identifiers of some profiles, and at rows without one."""
-    found: list[StoreProblem] = []
+    problems: list[StoreProblem] = []
     rows = db.execute(
         "SELECT p.id, p.workspace, p.name, p.traits = (SELECT count(*) FROM traits t "
         "WHERE t.profile = p.id AND t.size > 0) AND p.trait_bytes = (SELECT ifnull(sum(t.size), 0) "
@@ -135,7 +135,7 @@ def _profiles(db: sqlite3.Connection, after: int) -> _Step:
     last = rows[-1][0] if len(rows) == _STEP else sys.maxsize
     for _, workspace, name, is_right in rows:
         if not is_right:
-            found.append(_problem("counters of profiles", f"{workspace}: those of {name!r}"))
+            problems.append(_problem("counters of profiles", f"{workspace}: those of {name!r}"))
     for table in _OF_PROFILES:
         lost = db.execute(
             f"SELECT DISTINCT profile FROM {table} t WHERE profile > ? AND profile <= ? "
@@ -143,7 +143,7 @@ def _profiles(db: sqlite3.Connection, after: int) -> _Step:
             (after, last),
         )
         for (number,) in lost:
-            found.append(_problem(table, f"the profile {number} is missing"))
+            problems.append(_problem(table, f"the profile {number} is missing"))
     values = db.execute(
         "SELECT p.workspace, p.name, d.trait, t.value, i.value, p.kind, i.kind, i.workspace "
         "FROM profiles p CROSS JOIN indexed d ON d.workspace = p.workspace "
@@ -153,14 +153,12 @@ def _profiles(db: sqlite3.Connection, after: int) -> _Step:
         (after, last, GROUP),
     )
     for workspace, name, trait, encoded, value, *places in values:
-        wanted = None if encoded is None else identifier_value(trait, orjson.loads(encoded))
+        form = None if encoded is None else identifier_value(trait, orjson.loads(encoded))
         kind, its_kind, its_workspace = places
-        if wanted != value or (
-            value is not None and (its_kind, its_workspace) != (kind, workspace)
-        ):
+        if form != value or (value is not None and (its_kind, its_workspace) != (kind, workspace)):
             message = f"{workspace}: {name!r} is not found by its {trait!r}"
-            found.append(_problem("identifiers", message))
-    return found, len(rows), last if len(rows) == _STEP else None
+            problems.append(_problem("identifiers", message))
+    return problems, len(rows), last if len(rows) == _STEP else None
 
 
 def _totals(db: sqlite3.Connection, _: int) -> _Step:
@@ -168,7 +166,7 @@ def _totals(db: sqlite3.Connection, _: int) -> _Step:
     query = f"SELECT workspace, count(*) FROM profiles WHERE kind = {VISITOR} GROUP BY workspace"
     counted = dict(db.execute(query).fetchall())
     kept = {name: count for name, count in db.execute("SELECT * FROM visitor_totals") if count}
-    found = [
+    problems = [
         _problem("visitor_totals", f"{name}: {kept.get(name, 0)}, not {counted.get(name, 0)}")
         for name in sorted(kept.keys() | counted.keys())
         if kept.get(name) != counted.get(name)
@@ -176,14 +174,14 @@ def _totals(db: sqlite3.Connection, _: int) -> _Step:
     (given,) = db.execute("SELECT max(seq) FROM sqlite_sequence WHERE name = 'events'").fetchone()
     (last,) = db.execute("SELECT max(seq) FROM events").fetchone()
     if (last or 0) > (given or 0):
-        found.append(_problem("numbers of events", f"{last} could be given again"))
+        problems.append(_problem("numbers of events", f"{last} could be given again"))
     elif (last or 0) < (given or 0):
         message = f"{(last or 0) + 1} to {given}, of the newest events, are missing"
-        found.append(_problem("numbers of events", message, doubt="expired"))
+        problems.append(_problem("numbers of events", message, doubt="expired"))
     for key, workspace, name in db.execute("SELECT key, workspace, id FROM letters"):
         if key != key_of(workspace, name):
-            found.append(_problem("letters", f"{workspace}: {name} has the key of another one"))
-    return found, len(counted), None
+            problems.append(_problem("letters", f"{workspace}: {name} has the key of another one"))
+    return problems, len(counted), None
 
 
 def _history(db: sqlite3.Connection, after: int) -> _Step:
@@ -192,12 +190,12 @@ def _history(db: sqlite3.Connection, after: int) -> _Step:
         "SELECT seq, workspace, change_id FROM history WHERE seq > ? ORDER BY seq LIMIT ?",
         (after, _STEP),
     ).fetchall()
-    found = [
+    problems = [
         _problem("changes", f"{workspace}: {change!r} would be applied again")
         for _, workspace, change in rows
         if not _is_remembered(db, key_of(workspace, change))
     ]
-    return found, len(rows), rows[-1][0] if len(rows) == _STEP else None
+    return problems, len(rows), rows[-1][0] if len(rows) == _STEP else None
 
 
 def _is_remembered(db: sqlite3.Connection, key: bytes) -> bool:

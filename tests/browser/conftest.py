@@ -70,5 +70,5 @@ def starred(
 def signed_in_operator(browser: Browser, console: Server) -> Iterator[Operator]:
     """Return a browser that is signed in to the console; in the end, no page may have had an
     error, a violation of the policy, or a request to another origin."""
-    with operator(browser, console) as one:
-        yield one
+    with operator(browser, console) as watcher:
+        yield watcher

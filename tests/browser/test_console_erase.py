@@ -24,25 +24,25 @@ def test_a_user_is_erased(browser: Browser, tmp_path: Path, width: int) -> None:
     extra = f'{console_data.EXTRA}\n[erasures]\nkey = "{KEY}"\n'
     with (
         console_data.start(tmp_path, storage=storage, extra=extra) as server,
-        operator(browser, server) as one,
+        operator(browser, server) as watcher,
     ):
         body = {"userId": USER, "traits": {"email": "shalom@example.com"}}
         assert server.post("/v1/identify", body).status_code == 200
-        one.size(width)
-        one.open("user", id=USER)
-        one.see("shalom@example.com")
-        one.see("Download everything")
-        one.click("Erase", ".actions")
-        one.see("This cannot be undone.")
-        one.see("shalom@example.com")
-        one.fill("#confirm", USER)
-        one.click("Erase", "form.card")
-        one.see("It goes on when you close this page")
-        receipt = one.see("The user is erased.")
+        watcher.size(width)
+        watcher.open("user", id=USER)
+        watcher.see("shalom@example.com")
+        watcher.see("Download everything")
+        watcher.click("Erase", ".actions")
+        watcher.see("This cannot be undone.")
+        watcher.see("shalom@example.com")
+        watcher.fill("#confirm", USER)
+        watcher.click("Erase", "form.card")
+        watcher.see("It goes on when you close this page")
+        receipt = watcher.see("The user is erased.")
         assert "Addresses that are left" in receipt
         assert "shalom@example.com" in receipt
-        one.open("audit")
-        one.see("user-erased")
+        watcher.open("audit")
+        watcher.see("user-erased")
         assert server.export("users") == []
-        one.open("erase")
-        one.see("No request is left")
+        watcher.open("erase")
+        watcher.see("No request is left")

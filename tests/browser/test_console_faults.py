@@ -76,50 +76,50 @@ def test_pages_stay_open_while_the_storage_is_away(
     browser: Browser, breakable: tuple[Server, Outage]
 ) -> None:
     server, outage = breakable
-    with operator(browser, server) as one:
+    with operator(browser, server) as watcher:
         letter = console_data.letters(server)[0]
-        one.open("live")
-        one.until(lambda: len(one.rows()) >= 6)
-        rows = one.rows()
+        watcher.open("live")
+        watcher.until(lambda: len(watcher.rows()) >= 6)
+        rows = watcher.rows()
         browser.run("window.loaded = true")
         outage.begin()
         since = time.monotonic()
-        bar = one.until(lambda: one.text("#outage"))
+        bar = watcher.until(lambda: watcher.text("#outage"))
         assert time.monotonic() - since < SHOWN
         assert "does not answer" in bar
-        assert one.rows() == rows, "what was there stays"
+        assert watcher.rows() == rows, "what was there stays"
         # Every page opens and says it: none is an error of the console.
         driver = browser.driver
         first = driver.current_window_handle
         driver.switch_to.new_window("tab")
         try:
             # overview.json has nothing to answer.
-            one.allowed.update({404, 503})
+            watcher.allowed.update({404, 503})
             pages = console_data.pages(letter)
             if outage.slow:
                 pages = {name: pages[name] for name in ("overview", "rejected", "letter", "user")}
             for name, path in pages.items():
-                one.open(path)
-                assert one.text("h1"), name
-                assert "Status 500" not in one.text(), name
+                watcher.open(path)
+                assert watcher.text("h1"), name
+                assert "Status 500" not in watcher.text(), name
                 if name not in ("keys", "webhooks", "empty", "replays"):
-                    assert one.text("#outage") or "does not answer" in one.text(), name
+                    assert watcher.text("#outage") or "does not answer" in watcher.text(), name
             # A change is refused with the reason, and nothing else.
-            one.open("keys")
-            if one.texts("#new-id"):
-                one.fill("#new-id", "lost")
-                one.click("Create key")
-                one.see("The storage does not answer")
+            watcher.open("keys")
+            if watcher.texts("#new-id"):
+                watcher.fill("#new-id", "lost")
+                watcher.click("Create key")
+                watcher.see("The storage does not answer")
         finally:
             driver.close()
             driver.switch_to.window(first)
         outage.end()
-        one.until(lambda: not one.text("#outage"))
+        watcher.until(lambda: not watcher.text("#outage"))
         assert server.post("/v1/track", {"userId": "u", "event": "Back"}).status_code == 200
-        one.see("Back", "#live")
+        watcher.see("Back", "#live")
         assert browser.run("return window.loaded"), "the page was loaded again"
-        found = [line for line in one.problems() if not line.startswith("failed: ")]
-        assert found == []
+        lines = [line for line in watcher.problems() if not line.startswith("failed: ")]
+        assert lines == []
         assert "a page failed" not in server.log()
 
 
@@ -200,10 +200,10 @@ def test_scripts_forms_and_files_work_under_a_path_of_a_proxy(
         with console_data.start(tmp_path, extra=extra) as server:
             console_data.fill(server)
             assert console_url(server) == url
-            with operator(browser, server, url) as one:
+            with operator(browser, server, url) as watcher:
                 for path in console_data.pages(console_data.letters(server)[0]).values():
-                    one.open(path)
-                    assert one.path.split("?")[0] == path.split("?")[0]
+                    watcher.open(path)
+                    assert watcher.path.split("?")[0] == path.split("?")[0]
                     links = browser.run("""
                       const all = document.querySelectorAll("a[href], form, link, script[src]");
                       const of = (one, name) => one.getAttribute(name);
@@ -212,21 +212,21 @@ def test_scripts_forms_and_files_work_under_a_path_of_a_proxy(
                         new URL(link, document.baseURI).href);
                     """)
                     assert {urlsplit(link).path.split("/")[1] for link in links} == {"engage"}
-                    one.allowed.add(404)
-                one.open("live")
-                one.until(lambda: "live" in one.text("#state"))
+                    watcher.allowed.add(404)
+                watcher.open("live")
+                watcher.until(lambda: "live" in watcher.text("#state"))
                 server.track("m-proxy", event="Behind")
-                one.see("Behind", "#live")
-                one.click("Behind", "#live")
-                one.until(lambda: one.text("tr.detail pre"))
-                one.one("#utc").click()
-                one.click("Open the event")
-                one.until(lambda: "UTC" in one.text("main"))
-                one.open("keys")
-                one.fill("#new-id", "proxied")
-                one.click("Create key")
-                one.see("was created")
-                one.click("Sign out")
-                one.until(lambda: one.path.startswith("login"))
+                watcher.see("Behind", "#live")
+                watcher.click("Behind", "#live")
+                watcher.until(lambda: watcher.text("tr.detail pre"))
+                watcher.one("#utc").click()
+                watcher.click("Open the event")
+                watcher.until(lambda: "UTC" in watcher.text("main"))
+                watcher.open("keys")
+                watcher.fill("#new-id", "proxied")
+                watcher.click("Create key")
+                watcher.see("was created")
+                watcher.click("Sign out")
+                watcher.until(lambda: watcher.path.startswith("login"))
         paths = {request[1].split("?")[0] for request in proxy.requests}
         assert all(path.startswith("/engage") for path in paths), paths

@@ -95,34 +95,34 @@ def shell(line: str) -> bytes:
 def test_the_first_minute_by_keyboard(terminal: Terminal, browser: Browser) -> None:
     """From the printed link to the event on the page, with the line that the page shows."""
     link = terminal.link()
-    one = Operator(browser, link.partition("/link")[0])
+    watcher = Operator(browser, link.partition("/link")[0])
     try:
         browser.open(link)
-        one.keys(Keys.ENTER)  # The button has the focus.
-        one.see("Waiting for the first event", "h2")
-        one.until(lambda: "listening" in one.text("#state"))
-        one.tab_to("Copy")
-        line = one.text(".panel pre")
+        watcher.keys(Keys.ENTER)  # The button has the focus.
+        watcher.see("Waiting for the first event", "h2")
+        watcher.until(lambda: "listening" in watcher.text("#state"))
+        watcher.tab_to("Copy")
+        line = watcher.text(".panel pre")
         assert line.startswith("curl -u ")
         wrong = re.sub("-u [0-9a-f]{4}", "-u beef", line)
         assert b'"success":false' in shell(wrong)
-        one.until(lambda: "401" in one.text("#refused"))
-        assert "beef" in one.text("#refused")
+        watcher.until(lambda: "401" in watcher.text("#refused"))
+        assert "beef" in watcher.text("#refused")
         browser.run("window.loaded = true")
         answer = shell(line)
         answered = time.monotonic()
         assert b'"success":true' in answer
-        one.until(lambda: "Signed Up" in one.text("#live"))
+        watcher.until(lambda: "Signed Up" in watcher.text("#live"))
         assert time.monotonic() - answered < VISIBLE
         assert browser.run("return window.loaded"), "the page was loaded again"
-        assert not one.text("#waiting")
-        [row] = one.rows()
+        assert not watcher.text("#waiting")
+        [row] = watcher.rows()
         assert row[1:6] == ["stored", "track", "Signed Up", "ann", "first"]
         # Then the page loads again by itself, with figures and plots.
-        one.until(lambda: one.texts("#events-plot canvas"))
-        assert one.problems() == []
+        watcher.until(lambda: watcher.texts("#events-plot canvas"))
+        assert watcher.problems() == []
     finally:
-        one.close()
+        watcher.close()
 
 
 def test_a_printed_link_signs_in_at_a_host_of_its_own(browser: Browser, console: Server) -> None:
@@ -130,16 +130,16 @@ def test_a_printed_link_signs_in_at_a_host_of_its_own(browser: Browser, console:
     plain = console_url(console)
     own = link_url(ConsoleConfig(), plain, make_link(console.config))
     assert ".localhost:" in own
-    one = Operator(browser, own.partition("/link")[0])
+    watcher = Operator(browser, own.partition("/link")[0])
     try:
         browser.open(own)
-        one.click("Sign in")
-        one.until(lambda: one.text("#rail"))
+        watcher.click("Sign in")
+        watcher.until(lambda: watcher.text("#rail"))
         assert browser.run("return location.host") == own.split("/")[2]
         browser.open(f"{plain}/keys")
         assert browser.run("return location.pathname") == "/login"
     finally:
-        one.close()
+        watcher.close()
 
 
 #: What the first hours with a server may take: clicks of the mouse, and seconds.
@@ -158,71 +158,71 @@ def test_the_first_hours_take_few_clicks(terminal: Terminal, browser: Browser) -
     """From the printed link to what people do first. No page but the link is opened by its URL."""
     began = time.monotonic()
     link = terminal.link()
-    one = Operator(browser, link.partition("/link")[0])
+    watcher = Operator(browser, link.partition("/link")[0])
     counting = browser.cdp("Page.addScriptToEvaluateOnNewDocument", source=COUNT)
     try:
         browser.open(link)
-        one.click("Sign in")
+        watcher.click("Sign in")
         # An event from the page itself.
-        one.see("Waiting for the first event", "h2")
+        watcher.see("Waiting for the first event", "h2")
         check_size(browser, FIRST_PAGE)
-        line = one.text(".panel pre")
-        one.click("Send a test event")
-        one.see("The server accepted the test event", "[role=status]")
-        one.click("Show it", "[role=status]")
-        one.see("Test Event")
+        line = watcher.text(".panel pre")
+        watcher.click("Send a test event")
+        watcher.see("The server accepted the test event", "[role=status]")
+        watcher.click("Show it", "[role=status]")
+        watcher.see("Test Event")
         # An event from a client, with the line of the page.
-        one.click("Live")
-        one.until(lambda: "live" in one.text("#state"))
+        watcher.click("Live")
+        watcher.until(lambda: "live" in watcher.text("#state"))
         assert b'"success":true' in shell(line)
-        one.until(lambda: "Signed Up" in one.text("#live"))
+        watcher.until(lambda: "Signed Up" in watcher.text("#live"))
         # One that is rejected, because a name in it is misspelt.
         assert b"did you mean" in shell(line.replace('"event"', '"evnt"'))
-        one.until(lambda: "rejected" in one.text("#live"))
-        one.click("Rejected", "#rail")
-        one.see("you sent `evnt`")
-        one.click("Open")
-        text = str(one.one("#text").get_property("value"))
-        one.fill("#text", text.replace('"evnt"', '"event"'))
-        one.click("Check")
-        one.see("This text is valid", "[role=status]")
-        one.click("Replay", "form.split")
-        one.see("was replayed: it is stored", "[role=status]")
+        watcher.until(lambda: "rejected" in watcher.text("#live"))
+        watcher.click("Rejected", "#rail")
+        watcher.see("you sent `evnt`")
+        watcher.click("Open")
+        text = str(watcher.one("#text").get_property("value"))
+        watcher.fill("#text", text.replace('"evnt"', '"event"'))
+        watcher.click("Check")
+        watcher.see("This text is valid", "[role=status]")
+        watcher.click("Replay", "form.split")
+        watcher.see("was replayed: it is stored", "[role=status]")
         # The user of these events, who has no profile yet, and then one.
-        one.fill(".search [type=search]", "an")
-        one.keys(Keys.ENTER)
-        one.see("events have this user id", "main")
-        one.see("Signed Up", "main")
+        watcher.fill(".search [type=search]", "an")
+        watcher.keys(Keys.ENTER)
+        watcher.see("events have this user id", "main")
+        watcher.see("Signed Up", "main")
         identify = line.replace('"event": "Signed Up"', '"traits": {"email": "ann@example.com"}')
         assert b'"success":true' in shell(identify.replace("/track", "/identify"))
-        one.fill(".search [type=search]", "ann@example.com")
-        one.keys(Keys.ENTER)
-        one.see("ann@example.com", "main")
-        assert one.path.startswith("user?")
+        watcher.fill(".search [type=search]", "ann@example.com")
+        watcher.keys(Keys.ENTER)
+        watcher.see("ann@example.com", "main")
+        assert watcher.path.startswith("user?")
         # A key of one's own.
-        one.click("Keys", "#rail")
-        one.fill("#new-id", "ios")
-        one.click("Create key")
-        one.see("was created", "[role=status]")
-        row = row_of(one, "ios")
-        own = re.sub("[0-9a-f]{32}", one.text(f"{row} code"), line)
+        watcher.click("Keys", "#rail")
+        watcher.fill("#new-id", "ios")
+        watcher.click("Create key")
+        watcher.see("was created", "[role=status]")
+        row = row_of(watcher, "ios")
+        own = re.sub("[0-9a-f]{32}", watcher.text(f"{row} code"), line)
         assert b'"success":true' in shell(own)
-        one.click("Disable", row_of(one, "ios"))
-        confirm(one)
-        one.see("was disabled", "[role=status]")
+        watcher.click("Disable", row_of(watcher, "ios"))
+        confirm(watcher)
+        watcher.see("was disabled", "[role=status]")
         wait_for(lambda: b"is disabled" in shell(own), what="the key to be refused")
         clicks = int(browser.run("return localStorage.clicks"))
         assert 5 < clicks <= MOST_CLICKS
         assert time.monotonic() - began < MOST_SECONDS
-        assert one.problems() == []
+        assert watcher.problems() == []
     finally:
         browser.cdp("Page.removeScriptToEvaluateOnNewDocument", **counting)
-        one.close()
+        watcher.close()
 
 
-def row_of(one: Operator, key_id: str) -> str:
+def row_of(watcher: Operator, key_id: str) -> str:
     """Return a selector of the row of a key."""
-    ids = [text.split()[0] for text in one.texts("main table:first-of-type tbody tr td.main")]
+    ids = [text.split()[0] for text in watcher.texts("main table:first-of-type tbody tr td.main")]
     return f"main table tbody tr:nth-child({ids.index(key_id) + 1})"
 
 

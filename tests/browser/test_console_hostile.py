@@ -66,9 +66,9 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def victim(browser: Browser, attacked: Server) -> Iterator[Operator]:
-    with operator(browser, attacked) as one:
-        one.browser.run("document.title = ''")
-        yield one
+    with operator(browser, attacked) as watcher:
+        watcher.browser.run("document.title = ''")
+        yield watcher
 
 
 def harmless(victim: Operator) -> None:

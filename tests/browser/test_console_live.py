@@ -23,8 +23,8 @@ RING = 500
 
 @pytest.fixture
 def watcher(browser: Browser, starred: Server) -> Iterator[Operator]:
-    with operator(browser, starred) as one:
-        yield one
+    with operator(browser, starred) as watcher:
+        yield watcher
 
 
 def send(server: Server, name: str, count: int, writers: int = 3) -> None:
@@ -153,29 +153,29 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def test_rejected_events_stand_beside_their_neighbours_and_refused_requests_above(
     browser: Browser, strict: Server, pages: Pages
 ) -> None:
-    with operator(browser, strict) as one:
-        one.open("live")
+    with operator(browser, strict) as watcher:
+        watcher.open("live")
         good = {"type": "track", "userId": "u", "event": "Good"}
         batch = [good, {"type": "track", "userId": "u", "properties": 7, "event": "Bad"}, good]
         strict.post("/v1/batch", {"batch": batch})
-        one.until(lambda: len(one.rows()) == 3)
-        rows = {row[3]: row for row in one.rows()}
+        watcher.until(lambda: len(watcher.rows()) == 3)
+        rows = {row[3]: row for row in watcher.rows()}
         assert rows["Good"][1] == "stored"
         assert rows["Bad"][1] == "rejected"
         assert "properties: " in rows["Bad"][6]
-        one.click("Bad", "#live")
-        one.until(lambda: "properties: " in one.text(".detail .reasons"))
-        assert one.texts(".detail mark")
+        watcher.click("Bad", "#live")
+        watcher.until(lambda: "properties: " in watcher.text(".detail .reasons"))
+        assert watcher.texts(".detail mark")
 
         strict.track("wrong", key=None, headers={})
         strict.post("/v1/track", good, key="0123456789abcdef")
-        one.until(lambda: one.text("#refused"))
-        one.one("#refused summary").click()
-        one.see("0123", "#refused tbody")
-        assert "0123456789" not in one.text("#refused")
-        assert "401" in one.text("#refused tbody")
+        watcher.until(lambda: watcher.text("#refused"))
+        watcher.one("#refused summary").click()
+        watcher.see("0123", "#refused tbody")
+        assert "0123456789" not in watcher.text("#refused")
+        assert "401" in watcher.text("#refused tbody")
         # A web page of another origin, in this browser.
-        address = one.url
+        address = watcher.url
         pages.pages["/"] = "<!doctype html><title>Foreign</title>"
         browser.open(pages.url)
         script = f"""
@@ -186,23 +186,23 @@ def test_rejected_events_stand_beside_their_neighbours_and_refused_requests_abov
         assert browser.driver.execute_async_script(script) == "refused"
         browser.errors()
         browser.open(f"{address}/live")
-        one.until(lambda: one.texts("#refused tbody tr"))
-        one.browser.run("document.getElementById('refused').open = true")
-        one.see(pages.url, "#refused tbody")
+        watcher.until(lambda: watcher.texts("#refused tbody tr"))
+        watcher.browser.run("document.getElementById('refused').open = true")
+        watcher.see(pages.url, "#refused tbody")
 
 
 # ---------------------------------------------------------------------------------- what it costs
 def test_a_hidden_tab_asks_for_nothing(browser: Browser, console: Server) -> None:
     with (
         reverse_proxy(console_url(console)) as proxy,
-        operator(browser, console, proxy.url) as one,
+        operator(browser, console, proxy.url) as watcher,
     ):
 
         def polls() -> int:
             return sum("live.json" in request[1] for request in proxy.requests)
 
-        one.open("live")
-        one.until(lambda: polls() > 1)
+        watcher.open("live")
+        watcher.until(lambda: polls() > 1)
         first = browser.driver.current_window_handle
         browser.driver.switch_to.new_window("tab")
         second = browser.driver.current_window_handle
@@ -217,6 +217,6 @@ def test_a_hidden_tab_asks_for_nothing(browser: Browser, console: Server) -> Non
         assert second != first
         since = polls()
         browser.cdp("Page.bringToFront")
-        one.until(lambda: polls() > since)
+        watcher.until(lambda: polls() > since)
         console.track("m-after-hidden", event="After")
-        one.see("After", "#live")
+        watcher.see("After", "#live")

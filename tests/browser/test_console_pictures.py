@@ -126,8 +126,8 @@ key = "9c1f4a7be02d4c5f8a6b3d1e7f905a42"
 
 @pytest.fixture
 def visitor(browser: Browser, shop: Server) -> Iterator[Operator]:
-    with operator(browser, shop) as one:
-        yield one
+    with operator(browser, shop) as watcher:
+        yield watcher
 
 
 @pytest.mark.parametrize("name", PICTURES)

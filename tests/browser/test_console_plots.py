@@ -72,18 +72,18 @@ def drawn(one: Operator) -> None:
     one.until(lambda: one.browser.run("return !!document.querySelector('#events-plot canvas')"))
 
 
-def table(one: Operator) -> dict[str, list[str]]:
+def table(watcher: Operator) -> dict[str, list[str]]:
     """Return the table under the first plot: time → numbers."""
-    rows: list[list[str]] = one.browser.run("""
+    rows: list[list[str]] = watcher.browser.run("""
       return [...document.querySelectorAll("#plots table")[0].tBodies[0].rows].map((row) =>
         [row.querySelector("time").dateTime, ...[...row.cells].slice(1).map((c) => c.textContent)]);
     """)
     return {row[0]: [text.replace("\u202f", "") for text in row[1:]] for row in rows}
 
 
-def totals(one: Operator) -> dict[str, int]:
+def totals(watcher: Operator) -> dict[str, int]:
     """Return the large numbers."""
-    texts = one.browser.run("""
+    texts = watcher.browser.run("""
       return [...document.querySelectorAll(".figure")].map((one) =>
         [one.querySelector(".label").innerText.trim(), one.querySelector(".value").innerText]);
     """)
@@ -110,19 +110,19 @@ def test_the_history_survives_a_kill_of_everything(browser: Browser, tmp_path: P
         # Earlier, another process ran; between, there was none.
         put(server, {this - n * MINUTE: 10 * n for n in range(20, 30)})
         server.start()
-        with operator(browser, server) as one:
-            one.open("?range=1h")
-            drawn(one)
-            numbers = table(one)
+        with operator(browser, server) as watcher:
+            watcher.open("?range=1h")
+            drawn(watcher)
+            numbers = table(watcher)
             earlier = sum(10 * n for n in range(20, 30))
-            assert earlier + 120 <= totals(one)["Stored"] <= earlier + 150
+            assert earlier + 120 <= totals(watcher)["Stored"] <= earlier + 150
             assert numbers[iso(this - 25 * MINUTE)][:2] == ["250", "25"]
             gap = this - 10 * MINUTE
             assert numbers[iso(gap)] == ["not running"]
             # In the plot, too: hatched, and a word.
-            one.tab_to("events-plot")
+            watcher.tab_to("events-plot")
             for _ in range(120):
-                one.keys(Keys.ARROW_LEFT)
+                watcher.keys(Keys.ARROW_LEFT)
                 if "not running" in browser.run(READ):
                     break
             assert "not running" in browser.run(READ)
@@ -139,15 +139,15 @@ def test_the_history_survives_a_kill_of_everything(browser: Browser, tmp_path: P
             assert 0.02 < painted < 0.6, "the gap is not hatched"
             # Before the first start there was nothing that could run.
             for _ in range(60):
-                one.keys(Keys.ARROW_LEFT)
+                watcher.keys(Keys.ARROW_LEFT)
             assert "before the first start" in browser.run(READ)
             assert browser.run(share, 0.2) < painted / 2
             assert min(numbers) == iso(this - 29 * MINUTE)
             # After some time, nothing was counted twice.
-            before = totals(one)["Stored"]
+            before = totals(watcher)["Stored"]
             time.sleep(6)
-            one.open("?range=1h")
-            assert totals(one)["Stored"] == before
+            watcher.open("?range=1h")
+            assert totals(watcher)["Stored"] == before
 
 
 @pytest.fixture(scope="module")
@@ -165,24 +165,24 @@ def test_the_numbers_of_a_plot_are_those_of_the_store(
     browser: Browser, busy: tuple[Server, dict[int, int]]
 ) -> None:
     server, minutes = busy
-    with operator(browser, server) as one:
-        one.open("?range=1h")
-        drawn(one)
-        for when, numbers in table(one).items():
+    with operator(browser, server) as watcher:
+        watcher.open("?range=1h")
+        drawn(watcher)
+        for when, numbers in table(watcher).items():
             at = round(datetime.datetime.fromisoformat(when).timestamp() * 1000)
             if at in minutes:
                 assert numbers == [str(minutes[at]), str(minutes[at] // 10), "0", "0"]
-        assert len(table(one)) == 60
-        one.tab_to("events-plot")
+        assert len(table(watcher)) == 60
+        watcher.tab_to("events-plot")
         seen = []
         for _ in range(6):
-            one.keys(Keys.ARROW_LEFT)
+            watcher.keys(Keys.ARROW_LEFT)
             seen.append(browser.run(READ))
         assert len(set(seen)) == 6
         stored = [int(match[1]) for match in map(re.compile(r"stored (\d+)").search, seen) if match]
         assert stored[-1] in minutes.values()
         assert stored[-1] == stored[-2] + 1
-        one.keys(Keys.ARROW_RIGHT)
+        watcher.keys(Keys.ARROW_RIGHT)
         assert browser.run(READ) == seen[-2]
 
 
@@ -190,17 +190,17 @@ def test_24_hours_are_drawn_and_lead_to_their_events(
     browser: Browser, busy: tuple[Server, dict[int, int]]
 ) -> None:
     server, minutes = busy
-    with operator(browser, server) as one:
-        one.open("?range=24h")
-        drawn(one)
+    with operator(browser, server) as watcher:
+        watcher.open("?range=24h")
+        drawn(watcher)
         day = sum(list(minutes.values())[: 24 * 60 - 2])
-        assert abs(totals(one)["Stored"] - day) <= 3 * (1000 + 24 * 60)
+        assert abs(totals(watcher)["Stored"] - day) <= 3 * (1000 + 24 * 60)
         # Dragging zooms; a click on a bar shows the events of that minute.
-        one.open("?range=1h")
-        drawn(one)
-        one.one("#events-plot .u-over").click()
-        one.until(lambda: one.path.startswith("events?"))
-        assert "since=" in one.path
+        watcher.open("?range=1h")
+        drawn(watcher)
+        watcher.one("#events-plot .u-over").click()
+        watcher.until(lambda: watcher.path.startswith("events?"))
+        assert "since=" in watcher.path
 
 
 #: Measures the bars of the first plot: (value in the answer, height in pixels) of each, and the
@@ -260,7 +260,7 @@ def test_every_bar_is_drawn_with_its_height(
             for n in range(2, count)
         }
         put(server, spiky, step)
-        with operator(browser, server) as one:
+        with operator(browser, server) as watcher:
             browser.cdp(
                 "Emulation.setDeviceMetricsOverride",
                 width=width,
@@ -270,10 +270,10 @@ def test_every_bar_is_drawn_with_its_height(
             )
             media = {"name": "prefers-color-scheme", "value": scheme}
             browser.cdp("Emulation.setEmulatedMedia", features=[media])
-            one.open(f"?range={span}")
-            drawn(one)
+            watcher.open(f"?range={span}")
+            drawn(watcher)
             found = browser.driver.execute_async_script(MEASURE)
-            title = one.text("#events-title")
+            title = watcher.text("#events-title")
             browser.cdp("Emulation.clearDeviceMetricsOverride")
     bars = found["bars"]
     assert len(bars) <= found["wide"]
@@ -317,10 +317,10 @@ def test_the_night_in_which_the_clocks_are_set_back(browser: Browser, tmp_path: 
         first = at - 18 * 60 * MINUTE - 30 * MINUTE
         put(server, {first: 1, at - 30 * MINUTE: 111, at + 30 * MINUTE: 222})
         url = console_url(server)
-        with operator(browser, server, age=-shift) as one:
+        with operator(browser, server, age=-shift) as watcher:
             browser.cdp("Emulation.setTimezoneOverride", timezoneId="Europe/Berlin")
-            one.open("?range=24h")
-            drawn(one)
+            watcher.open("?range=24h")
+            drawn(watcher)
 
             def shown() -> list[tuple[str, str]]:
                 found: list[list[str]] = browser.run("""
@@ -343,24 +343,24 @@ def test_the_night_in_which_the_clocks_are_set_back(browser: Browser, tmp_path: 
             assert len({text for _, text in shown()}) == 24
 
             def reads(stored: int) -> str:
-                one.open("?range=24h")
-                drawn(one)
+                watcher.open("?range=24h")
+                drawn(watcher)
                 browser.run("document.getElementById('events-plot').focus()")
                 for _ in range(300):
                     if f"stored {stored} " in browser.run(READ):
                         break
-                    one.keys(Keys.ARROW_LEFT)
+                    watcher.keys(Keys.ARROW_LEFT)
                 assert f"stored {stored} " in browser.run(READ)
                 return str(browser.run(READ)).partition(" · ")[0]
 
             day = change.astimezone(berlin)
             local = f"{day.day} {day:%b}, 02:30"
             assert reads(111) == reads(222) == local
-            one.one("#utc").click()
+            watcher.one("#utc").click()
             assert shown() == wanted(datetime.UTC, " UTC")
             assert reads(111) == f"{change.day} {change:%b}, 00:30"
             assert reads(222) == f"{change.day} {change:%b}, 01:30"
             # The other pages remember it.
-            one.open("events")
-            assert all(text.endswith("UTC") for text in one.texts("main time"))
-            assert url == one.url
+            watcher.open("events")
+            assert all(text.endswith("UTC") for text in watcher.texts("main time"))
+            assert url == watcher.url

@@ -193,9 +193,9 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def visitor(browser: Browser, crowded: Server) -> Iterator[Operator]:
-    with operator(browser, crowded) as one:
-        one.allowed.update({404})
-        yield one
+    with operator(browser, crowded) as watcher:
+        watcher.allowed.update({404})
+        yield watcher
 
 
 def paths(server: Server) -> dict[str, str]:

@@ -52,11 +52,11 @@ def test_the_lines_for_verified_users_work(
             calls = calls.replace("analytics.", "DittofeedSdk.")
         open_page(engage, browser, pages, name, calls)
         events = eventually(lambda: engage.export("events"), lambda e: len(e) >= 2)
-        assert {(one["type"], one["userId"]) for one in events} == {
+        assert {(event["type"], event["userId"]) for event in events} == {
             ("identify", "u-1"),
             ("track", "u-1"),
         }
-        assert all(one["context"]["engage"] == {"verified": True} for one in events)
+        assert all(event["context"]["engage"] == {"verified": True} for event in events)
         assert user_hash not in str(events)
 
 

@@ -135,13 +135,13 @@ def engage(tmp_path_factory: pytest.TempPathFactory, elsewhere: Elsewhere) -> It
 def person(browser: Browser, engage: Server) -> Iterator[Operator]:
     """Return a person with a browser; in the end, no page may have had an error, a violation of its
     policy, or a request to another origin."""
-    one = Operator(browser, engage.url)
+    watcher = Operator(browser, engage.url)
     try:
-        yield one
-        problems = one.problems()
+        yield watcher
+        problems = watcher.problems()
         assert not problems, problems
     finally:
-        one.close()
+        watcher.close()
 
 
 def follow(person: Operator, link: dict[str, str], **more: str) -> None:
@@ -238,12 +238,12 @@ def test_a_person_chooses(person: Operator, engage: Server, scripts: bool) -> No
     assert driver.title.startswith("Ihre Auswahl ist gespeichert.")
     assert choices(engage, link) == {**AT_FIRST, "news": False, "offers": True}
     boxes = driver.find_elements("css selector", "input[type=checkbox]")
-    ticked = {one.get_attribute("value") for one in boxes if one.is_selected()}
+    ticked = {box.get_attribute("value") for box in boxes if box.is_selected()}
     assert ticked == {"offers", "product", "delivery"}
     person.click("Alles abbestellen")
     person.until(lambda: "alles abbestellt" in driver.page_source)
     assert not any(choices(engage, link).values())
-    assert {one["how"] for one in ledger(engage, user)} == {"page"}
+    assert {entry["how"] for entry in ledger(engage, user)} == {"page"}
     assert "Chrome" in ledger(engage, user)[0]["userAgent"]
 
 

@@ -14,7 +14,7 @@ from engage.api import Record
 from engage.config.erasures_file import KeyNote, append, read
 from engage.console.sign_in import housekeeping, sessions
 from engage.copy.backups import LEFT_OUT, last_backup
-from engage.monitoring.recorder import REFUSED_RECORD
+from engage.monitoring.sampler import REFUSED_RECORD
 from engage.registry import Registry
 from engage.store.facade import Storage
 from engage.testing import event
@@ -70,9 +70,9 @@ def test_a_backup_is_restored(config: Path, tmp_path: Path) -> None:
     ]
 
     assert on_store(path, ids) == ["a", "b"]
-    assert [one.id for one in records_in(path, "key")] == ["ios"]
+    assert [record.id for record in records_in(path, "key")] == ["ios"]
     entries = audit_of(path)
-    assert [one.action for one in entries] == ["key-created", "store-restored"]
+    assert [entry.action for entry in entries] == ["key-created", "store-restored"]
     assert entries[1].details == {"madeAt": at, "events": 2}
     assert stat.S_IMODE(os.stat(path.with_name("engage.db")).st_mode) == 0o600
 
@@ -244,6 +244,7 @@ def test_another_storage_is_copied(
         f"  to back up: engage copy --from {config} --to sqlite.toml"
         " && engage backup --config sqlite.toml TARGET"
     )
+    assert lines[3].startswith(f"make sqlite.toml first: a copy of {config} with backend")
 
 
 def test_a_running_server_is_backed_up(tmp_path: Path) -> None:

@@ -688,9 +688,9 @@ def test_an_interrupted_export_is_continued(
         patched.setattr(SqliteStorage, "scan", busy)
         first = run("export", "events", "--config", path)
     assert first.exit_code == 1
-    found = re.fullmatch(r"engage: busy; read up to (\S+)\n", first.stderr)
-    assert found is not None
-    (cursor,) = shlex.split(found[1])
+    match = re.fullmatch(r"engage: busy; read up to (\S+)\n", first.stderr)
+    assert match is not None
+    (cursor,) = shlex.split(match[1])
     rest = exported("events", "--config", path, "--after", cursor)
     ids = [json.loads(line)["messageId"] for line in first.stdout.splitlines()]
     assert ids + [line["messageId"] for line in rest] == [f"m{n}" for n in range(1203)]
@@ -769,8 +769,8 @@ def test_check_and_plugins_escape_values_on_a_terminal(stored: Path) -> None:
 def test_a_command_other_than_serve_does_not_import_the_server() -> None:
     """Importing it would take half of the time of a command."""
     code = "import sys, engage.cli; print(*sorted({'tornado', 'engage.app'} & set(sys.modules)))"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
-    assert found.stdout.strip() == b""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert result.stdout.strip() == b""
 
 
 def test_copy_copies_a_store(stored: Path, tmp_path: Path) -> None:
@@ -814,6 +814,15 @@ def test_copy_creates_no_source(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------- what a check finds
+def test_check_warns_of_a_removed_key(tmp_path: Path) -> None:
+    config = config_file(tmp_path)
+    config.write_text(config.read_text() + "[limits]\nuser_links = 5\n")
+    result = run("check", "--config", config)
+    assert result.exit_code == 0, result.stderr
+    warning = "limits.user_links has no effect: a user has at most 1000 anonymous ids."
+    assert f"warning\t{warning}\n" in result.stdout
+
+
 @pytest.mark.parametrize(
     ("lines", "warning"),
     [

@@ -65,7 +65,7 @@ def test_the_store_has_the_hash_of_a_link_and_who_made_it(config: Path) -> None:
 def test_the_printed_link_signs_in_while_the_server_runs(tmp_path: Path) -> None:
     port = free_port()
     with start_server(tmp_path, config_extra=f"[console]\nport = {port}\n") as server:
-        wait_for(lambda: [one for one in server.lines() if one["message"] == "console"])
+        wait_for(lambda: [line for line in server.lines() if line["message"] == "console"])
         link = run("console-link", "--config", server.config).stdout.strip()
         shown, _, token = link.partition("/link?t=")
         assert shown.endswith(f".localhost:{port}")

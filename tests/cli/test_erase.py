@@ -306,8 +306,8 @@ def test_everything_about_a_user_is_exported(config: Path) -> None:
     kinds = [json.loads(line)["record"] for line in named.stdout.splitlines()]
     assert (kinds.count("events"), kinds.count("suppressions")) == (8, 1)
     wider = run("export", "user", *options, "--user", "ann", "--visitor", "b1")
-    found = [json.loads(line) for line in wider.stdout.splitlines()]
-    assert {one["anonymousId"] for one in found if one["record"] == "visitors"} == {"a1", "b1"}
+    documents = [json.loads(line) for line in wider.stdout.splitlines()]
+    assert {one["anonymousId"] for one in documents if one["record"] == "visitors"} == {"a1", "b1"}
     assert "left out: the visitor" not in wider.stderr
     unknown = run("export", "user", *options, "--user", "nobody")
     assert unknown.exit_code == 1
@@ -363,7 +363,7 @@ def test_the_state_of_a_key_is_noted(config: Path) -> None:
         run("keys", state, "--config", config, "--workspace", "acme", "website")
     run("keys", "disable", "--config", config, "--workspace", "acme", "website")
     _, notes = erasures.read(config.with_name("engage.toml.erasures"), None)
-    assert [one.state for one in notes] == ["disabled", "enabled", "disabled"]
+    assert [note.state for note in notes] == ["disabled", "enabled", "disabled"]
 
 
 def test_check_says_why_nobody_can_be_erased(config: Path, tmp_path: Path) -> None:

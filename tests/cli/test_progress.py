@@ -36,7 +36,7 @@ def shown(
 ) -> list[str]:
     """Return what was drawn while 5000 records took three seconds."""
     monkeypatch.setattr(sys, "stderr", stream)
-    with Progress("events", wanted=wanted) as bar:
+    with Progress("events", shown=wanted) as bar:
         for count in range(0, 5001, 500):
             bar.show(count, count / 5000)
             clock(0.3)

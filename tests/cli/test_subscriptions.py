@@ -258,7 +258,7 @@ def test_a_wrong_row_is_named_and_the_others_are_imported(config: Path) -> None:
     for number, (line, (_, message)) in enumerate(zip(lines, WRONG_ROWS, strict=True), 4):
         assert line.startswith(f"engage: line {number}: {message}")
     assert last == f"engage: {len(WRONG_ROWS)} of {len(WRONG_ROWS) + 2} rows refused"
-    assert {one[0] for one in choices(config)} == {"ann", "bob"}
+    assert {choice[0] for choice in choices(config)} == {"ann", "bob"}
 
 
 WRONG_LINES = [
@@ -285,7 +285,7 @@ def test_a_wrong_line_of_ndjson_is_named(config: Path) -> None:
     lines = result.stderr.splitlines()[:-1]
     for number, (line, (_, message)) in enumerate(zip(lines, WRONG_LINES, strict=True), 2):
         assert line.startswith(f"engage: line {number}: {message}")
-    assert {one[0] for one in choices(config)} == {"ann", "bob"}
+    assert {choice[0] for choice in choices(config)} == {"ann", "bob"}
 
 
 def test_a_file_that_cannot_be_read_is_refused(config: Path) -> None:
@@ -314,7 +314,7 @@ def test_a_file_that_cannot_be_read_is_refused(config: Path) -> None:
     # A quotation mark is missing: nobody knows where the next row begins.
     result = load(config, 'userId,groupId,subscribed\nann,news,true\n"u,news,true\nbob,news,true\n')
     assert "line 3: unexpected end of data; the rest of the file was not read" in result.stderr
-    assert {one[0] for one in choices(config)} == {"ann"}
+    assert {choice[0] for choice in choices(config)} == {"ann"}
     assert run("subscriptions", "import", "--config", config, "none.csv").exit_code == 2
     result = run("subscriptions", "import", "--config", config, "-", text="")
     assert result.stderr == "engage: choose one with --workspace: acme, other\n"
@@ -371,6 +371,13 @@ def test_a_spreadsheet_runs_nothing_of_an_export(config: Path, tmp_path: Path) -
     on_store(fresh, lambda store: store.check())
     assert load(fresh, text).exit_code == 0
     assert {one["userId"] for one in exported(fresh)} == CELLS.keys()
+
+
+def test_an_export_offers_nothing_that_it_refuses() -> None:
+    shown = run("subscriptions", "export", "--help").stdout
+    assert "--format" in shown
+    for option in ("--type", "--address", "--visitor", "--cursor-file"):
+        assert option not in shown
 
 
 @pytest.mark.parametrize("form", ["csv", "ndjson"])

@@ -82,7 +82,7 @@ def test_remove_lifts_until_a_later_report(config: Path) -> None:
     assert listed(config, "ann@b.c") == []
     on_store(config, lambda store: store.suppress([suppression("ann@b.c", at=10**12)]))
     entries = audit_of(config)
-    assert [one.action for one in entries] == ["suppression-removed"] * 3
+    assert [entry.action for entry in entries] == ["suppression-removed"] * 3
     assert entries[0].details["reason"] == "complaint"
     assert len(listed(config, "ann@b.c")) == 1
     # The last report is from the future.
@@ -125,7 +125,7 @@ def test_check_prints_who_must_not_be_written_to(
 
     async def fill(store: Any) -> None:
         emails = {"on": "on@b.c", "off": "off@b.c", "two": "both@b.c", "none": "none@b.c"}
-        people = [identify(name, name, traits={"email": one}) for name, one in emails.items()]
+        people = [identify(name, name, traits={"email": email}) for name, email in emails.items()]
         visits = [
             event(one, type="identify", anonymous_id=one, traits={"email": f"{one}@b.c"})
             for one in ("both", "visitor")
@@ -154,7 +154,7 @@ def test_check_prints_who_must_not_be_written_to(
     names = ("ON", "off", "both", "visitor", "none", "nobody", "spam", "Object", "erased", "merged")
     # In several pages.
     monkeypatch.setattr(importlib.import_module("engage.cli.suppressions"), "PAGE", 3)
-    (tmp_path / "list").write_text("\ufeff" + "\n".join([*(f" {one}@b.c" for one in names), ""]))
+    (tmp_path / "list").write_text("\ufeff" + "\n".join([*(f" {name}@b.c" for name in names), ""]))
     result = of_acme(path, "check", "--group", "news", str(tmp_path / "list"))
     assert (result.exit_code, result.stderr) == (0, "")
     assert [line.split("\t") for line in result.stdout.splitlines()] == [

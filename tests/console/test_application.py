@@ -94,7 +94,7 @@ async def test_the_audit_has_the_address_that_a_trusted_proxy_names(
         client.headers["X-Forwarded-Proto"] = "https"
         await sign_in_here(console, client)
         found = await store.list_records(AUDIT, limit=9)
-    (entry,) = [read_entry(one) for one in found.items]
+    (entry,) = [read_entry(item) for item in found.items]
     assert entry.actor.origin == address
 
 
@@ -134,8 +134,8 @@ async def test_newcomers_are_accepted_before_more_strangers_are_answered(
             turn += 1
             await asyncio.sleep(0)
         assert max(collections.Counter(turns).values()) == ACCEPTED_FIRST
-        for one in clients:
-            one.close()
+        for client in clients:
+            client.close()
 
 
 async def read_answer(reader: asyncio.StreamReader) -> bytes:
@@ -190,7 +190,7 @@ async def test_links_and_sessions_go_ahead_of_strangers(
         assert (await client.get("healthz")).status_code == 200
         assert begun == 2
         release.set()
-        assert [(await one).status_code for one in strangers] == [200] * 9
+        assert [(await stranger).status_code for stranger in strangers] == [200] * 9
 
 
 async def test_a_session_that_may_have_ended_changes_and_shows_nothing(

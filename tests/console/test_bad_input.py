@@ -117,9 +117,9 @@ def test_the_editor_shows_characters_that_reorder_text_as_escapes(
     assert server.post("/v1/track", {"userId": strange}).status_code == 400
     letter = console_data.letters(server)[-1]
     page = client.get("letter", params={"id": letter}).text
-    found = re.search(r"<textarea[^>]*>\n(.*?)</textarea>", page, re.DOTALL)
-    assert found is not None
-    text = html.unescape(found[1])
+    match = re.search(r"<textarea[^>]*>\n(.*?)</textarea>", page, re.DOTALL)
+    assert match is not None
+    text = html.unescape(match[1])
     assert not set(text) & set("\u202e\u2028\u200b\x85")
     assert "a\\u202eb\\u2028\\u200b\\u0085c" in text
     # The text of a link is not that of the form.

@@ -46,13 +46,13 @@ class Room:
         self.connections.add(stream, address)
         self.streams.append(stream)
         one = self.connections.of(stream)
-        one.known = known
+        one.trusted = known
         return one
 
-    def ask(self, one: Connection) -> asyncio.Task[bool]:
+    def ask(self, connection: Connection) -> asyncio.Task[bool]:
         """Let the request of a connection arrive."""
-        self.connections.arrived(one)
-        return asyncio.create_task(self.connections.wait_for_turn(one))
+        self.connections.arrived(connection)
+        return asyncio.create_task(self.connections.wait_for_turn(connection))
 
     @property
     def closed(self) -> list[int]:
@@ -139,7 +139,7 @@ def test_the_network_with_the_most_connections_is_refused(room: Room) -> None:
 
 async def test_requests_of_strangers_take_turns(room: Room) -> None:
     strangers = [room.open(HERE) for _ in range(4)]
-    asked = [room.ask(one) for one in strangers]
+    asked = [room.ask(stranger) for stranger in strangers]
     known = room.open(HERE, known=True)
     assert await room.ask(known), "it does not wait"
     await asyncio.sleep(0)

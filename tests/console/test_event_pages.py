@@ -15,10 +15,10 @@ from support.waiting import wait_for
 
 
 def rows(client: httpx.Client, **query: Any) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = client.get("live.json", params={"after": 0, **query}).json()[
+    rows: list[dict[str, Any]] = client.get("live.json", params={"after": 0, **query}).json()[
         "rows"
     ]
-    return found
+    return rows
 
 
 def arrived(client: httpx.Client, **wanted: str) -> dict[str, Any]:

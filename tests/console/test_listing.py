@@ -24,8 +24,8 @@ LISTS = {
 
 def links_of(page: str) -> dict[str, str]:
     """Return the text of each link of the page → where it leads."""
-    found = re.findall(r'<a[^>]*href="([^"]*)"[^>]*>([^<]*)<', page.partition("<main")[2])
-    return {text.strip(): html.unescape(href) for href, text in found}
+    matches = re.findall(r'<a[^>]*href="([^"]*)"[^>]*>([^<]*)<', page.partition("<main")[2])
+    return {text.strip(): html.unescape(href) for href, text in matches}
 
 
 async def test_a_page_that_lists_leads_to_all_its_rows(tmp_path: Path) -> None:

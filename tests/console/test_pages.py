@@ -43,8 +43,8 @@ name = "News"
 channel = "email"
 type = "opt_in"
 """
-    with start_server(tmp_path_factory.mktemp("pages"), config_extra=extra) as one:
-        yield one
+    with start_server(tmp_path_factory.mktemp("pages"), config_extra=extra) as server:
+        yield server
 
 
 def send(server: Server, path: str, body: Any, key: str = "key-of-pages") -> httpx.Response:
@@ -63,8 +63,8 @@ def form_of(page: str, marker: str) -> dict[str, str]:
     """Return the hidden fields of the form whose text has a marker."""
     for form in re.findall(r"<form.*?</form>", page, re.DOTALL):
         if marker in form:
-            found = re.findall(r'<input type="hidden"\s+name="(\w+)"\s+value="([^"]*)"', form)
-            return {name: html.unescape(value) for name, value in found}
+            matches = re.findall(r'<input type="hidden"\s+name="(\w+)"\s+value="([^"]*)"', form)
+            return {name: html.unescape(value) for name, value in matches}
     raise AssertionError(f"no form with {marker!r}")
 
 

@@ -64,7 +64,7 @@ async def verifying(tmp_path: Path, **options: Any) -> AsyncIterator[Serving]:
 
 async def texts(server: Serving) -> str:
     """Return everything that is stored of events and dead letters, as text."""
-    parts = [one.body for one in await server.events()]
+    parts = [event.body for event in await server.events()]
     for letter in await server.dead_letters():
         parts += [letter.item, letter.envelope or b"", repr(letter).encode()]
     return b"\n".join(parts).decode()
@@ -108,7 +108,7 @@ async def test_a_wrong_hash_is_refused(tmp_path: Path) -> None:
             body = event(user_id, user_hash)
             check_error(await server.send("/v1/track", body), 403, CODE)
             answer = await server.send("/v1/batch", {"batch": [body]})
-            codes = [one["code"] for one in answer.json["rejected"]]
+            codes = [rejection["code"] for rejection in answer.json["rejected"]]
             assert (answer.status, codes) == (200, [CODE]), (user_id, user_hash)
         assert [*await server.events(), *await server.dead_letters()] == []
 
@@ -130,7 +130,7 @@ async def test_events_without_a_user_need_no_hash(tmp_path: Path) -> None:
             assert (await server.send("/v1/track", body)).status == 200
         events = await server.events()
         assert len(events) == 3
-        assert not any("engage" in one.document().get("context", {}) for one in events)
+        assert not any("engage" in event.document().get("context", {}) for event in events)
 
 
 async def test_a_hash_counts_in_its_workspace_only(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ async def test_the_batch_has_a_hash_for_its_items(tmp_path: Path) -> None:
         context = {"userHash": hash_of("u"), "locale": "de"}
         answer = await server.send("/v1/batch", {"batch": items, "context": context})
         assert answer.json["accepted"] == 4
-        refused = [(one["index"], one["code"]) for one in answer.json["rejected"]]
+        refused = [(rejection["index"], rejection["code"]) for rejection in answer.json["rejected"]]
         unverified = [(index, CODE) for index in (1, 3, 5, 6)]
         assert refused == sorted([*unverified, (7, "invalid_payload"), (9, "invalid_payload")])
         letters = await server.dead_letters()

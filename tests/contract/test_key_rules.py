@@ -71,13 +71,13 @@ async def test_only_pages_of_its_origins_may_use_a_key(tmp_path: Path, origin: s
         await all_refused(server, answers, "origin_not_allowed")
         if origin is not None:
             # A page can read why.
-            assert {one.headers["access-control-allow-origin"] for one in answers} == {origin}
+            assert {answer.headers["access-control-allow-origin"] for answer in answers} == {origin}
         # It is known whose key it was, also if the key was in the body.
         for entry in metrics.refusals.entries():
             assert (entry["code"], entry["writeKeyId"]) == ("origin_not_allowed", "shop")
             assert entry["workspace"] == "acme"
-        for one in requests:
-            assert (await server.send(**one, headers={"Origin": SHOP})).status == 200
+        for request in requests:
+            assert (await server.send(**request, headers={"Origin": SHOP})).status == 200
         assert len(await server.events()) == len(requests)
 
 
@@ -207,12 +207,12 @@ def test_the_log_never_has_a_server_key(tmp_path: Path) -> None:
 
             def send(key: str) -> None:
                 for origin in ({}, {"Origin": SHOP}) if key == SECRET else ({},):
-                    for one in places(key):
+                    for place in places(key):
                         headers = {
                             **origin,
-                            **({"Authorization": one["key"]} if one["key"] else {}),
+                            **({"Authorization": place["key"]} if place["key"] else {}),
                         }
-                        client.post(one["path"], json=one["body"], headers=headers)
+                        client.post(place["path"], json=place["body"], headers=headers)
                 client.get(f"/v1/projects/{key}/settings")
                 client.get(f"/sourceConfig?writeKey={key}")
                 client.get(f"/{key}", headers={"Authorization": f"Digest {key}"})

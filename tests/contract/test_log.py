@@ -135,7 +135,7 @@ async def test_requests_that_fail_leave_nothing_for_the_garbage_collector(tmp_pa
     bodies = {"/v1/batch": {"batch": [one] * 5}, "/v1/track": one}
 
     def events() -> int:
-        return sum(type(found) is Event for found in gc.get_objects())
+        return sum(type(thing) is Event for thing in gc.get_objects())
 
     async with serving(tmp_path, broker=broker, storage="write_timeout = 2") as server:
         broker.leaderless.update(broker.ends())
@@ -184,11 +184,9 @@ async def test_events_are_refused_while_the_oldest_record_is_too_old(
     """Subscription changes, health and reads go on. ``log/test_lag.py`` has the bound."""
     monkeypatch.setattr(log_lag, "POLL_SECONDS", 0.02)
     broker = MemoryBroker(
-        retention=48 * HOUR, clock=lambda: time.time_ns() // 1_000_000 - 11 * HOUR
+        retention=24 * HOUR, clock=lambda: time.time_ns() // 1_000_000 - 11 * HOUR
     )
-    async with serving(
-        tmp_path, broker=broker, config_extra=GROUPS, log="lag_percent = 25"
-    ) as server:
+    async with serving(tmp_path, broker=broker, config_extra=GROUPS) as server:
 
         async def overdue() -> str:
             answer = await readyz(server)
@@ -199,7 +197,7 @@ async def test_events_are_refused_while_the_oldest_record_is_too_old(
         await load_log(broker, server.app.store, "somebody else")
         assert (await server.track()).status == 200
         assert await overdue() == "False"
-        broker.retention = 40 * HOUR
+        broker.retention = 20 * HOUR
         await until(overdue, "True")
         large = [{"type": "track", "userId": "u", "event": "E" * 1000}] * 500
         for answer in (
@@ -260,12 +258,12 @@ async def test_deliveries_are_appended(tmp_path: Path) -> None:
         assert (await deliver(RecordType=None)).status == 200
         bounces = {one.message_id: one for one in events_of(broker) if one.origin == "postmark"}
         # The first one came before its user was loaded: reads lag.
-        assert sorted(str(one.user_id) for one in bounces.values()) == ["None", "ann"]
+        assert sorted(str(bounce.user_id) for bounce in bounces.values()) == ["None", "ann"]
         # Two reports of a hard bounce are no conflict, and the loader must know.
         records = [
-            one.record
-            for one in broker.records
-            if b"postmark" in one.record.headers.get("meta", b"")
+            record.record
+            for record in broker.records
+            if b"postmark" in record.record.headers.get("meta", b"")
         ]
         assert all(map(is_restated, records))
         [letter] = letters_of(broker)
@@ -417,12 +415,11 @@ async def test_a_change_waits_until_its_user_is_loaded(tmp_path: Path) -> None:
 
 
 async def test_a_change_is_a_503_if_the_loaders_are_behind_and_a_401_if_not(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("engage.log.catch_up.MAX_SECONDS", 0.3)
     broker = MemoryBroker(3)
-    async with serving(
-        tmp_path, broker=broker, config_extra=GROUPS, log="subscription_wait = 0.3"
-    ) as server:
+    async with serving(tmp_path, broker=broker, config_extra=GROUPS) as server:
         await identify(server)
         started = time.monotonic()
         assert overloaded(await put(server))

@@ -78,7 +78,7 @@ def test_a_scanner_that_opens_every_link_changes_nothing(server: Server) -> None
     assert server.client.options(page_of(link)).status_code == 204
     assert ledger(server, "scanned") == []
     assert choices(server, link) == AT_FIRST
-    assert all(one["userId"] != "scanned" for one in server.export("subscriptions"))
+    assert all(state["userId"] != "scanned" for state in server.export("subscriptions"))
 
 
 def test_the_url_does_not_leak_from_the_page(server: Server) -> None:
@@ -351,7 +351,7 @@ def test_only_what_was_shown_and_differs_changes(server: Server) -> None:
     assert choices(server, link) == {**AT_FIRST, "news": False, "offers": True}
     records = ledger(server, "form")
     assert {one["groupId"]: one["before"] for one in records} == {"news": None, "offers": None}
-    assert {one["how"] for one in records} == {"page"}
+    assert {record["how"] for record in records} == {"page"}
     again = server.client.post(page_of(link), data={"shown": shown(AT_FIRST), "group": "x"})
     assert again.status_code == 200
     assert choices(server, link) == dict.fromkeys(AT_FIRST, False) | {"offers": True}
@@ -407,7 +407,7 @@ def test_a_button_unsubscribes(
     assert sentence in answer.text
     assert "Do you want" not in answer.text
     assert choices(server, link) == {**AT_FIRST, **dict.fromkeys(off, False)}
-    assert {one["how"] for one in ledger(server, user)} == {"page"}
+    assert {entry["how"] for entry in ledger(server, user)} == {"page"}
 
 
 def test_a_link_that_subscribes_asks_first(server: Server) -> None:
@@ -587,14 +587,14 @@ def test_a_link_with_an_address_reaches_its_user_among_a_hundred(server: Server)
     assert server.client.post(page_of(link), data=fields).status_code == 200
     assert server.client.post(page_of(link, s="news"), data=ONE_CLICK).status_code == 200
     assert choices(server, link) == choices(server, members("victim"))
-    assert [(one["groupId"], one["how"]) for one in ledger(server, "victim")] == [
+    assert [(entry["groupId"], entry["how"]) for entry in ledger(server, "victim")] == [
         ("offers", "page"),
         ("product", "page"),
         ("news", "one-click"),
     ]
     # No other user, and nobody without a signature.
-    others = {one["userId"] or "" for one in server.export("subscriptions")}
-    assert not [one for one in others if one.startswith(("before-", "after-"))]
+    others = {state["userId"] or "" for state in server.export("subscriptions")}
+    assert not [other for other in others if other.startswith(("before-", "after-"))]
     expiring = members("victim", identifier=address, key="email", expires=EXPIRED)
     assert "This link has expired" in server.get(page_of(expiring)).text
     assert server.get(page_of({**link, "e": str(EXPIRED)})).status_code == 401
@@ -632,9 +632,9 @@ def test_a_link_reaches_no_choice_of_another_id(server: Server) -> None:
         assert server.client.post(page_of(link, s="product"), data=ONE_CLICK).is_success
         assert server.client.put(SUBSCRIPTIONS, json=body_of(link, news=True)).is_success
         assert choices(server, members(victim)) == stolen
-    rows = [one for one in server.export("subscriptions") if one["groupId"] == "product"]
-    assert {(one["userId"], one["anonymousId"]) for one in rows} >= {(mine, None), (None, mine)}
-    assert not [one for one in rows if victim in (one["userId"], one["anonymousId"])]
+    rows = [state for state in server.export("subscriptions") if state["groupId"] == "product"]
+    assert {(row["userId"], row["anonymousId"]) for row in rows} >= {(mine, None), (None, mine)}
+    assert not [row for row in rows if victim in (row["userId"], row["anonymousId"])]
 
 
 def test_a_link_by_an_address_with_the_id_outlives_the_address(server: Server) -> None:

@@ -142,16 +142,16 @@ async def test_what_is_suppressed_is_shown(tmp_path: Path) -> None:
             answer = await get(server, page_of(link, SUBSCRIPTIONS))
             assert answer.status == 200
             page = (await get(server, page_of(link))).body
-            found = answer.json["suppressions"]
+            suppressions = answer.json["suppressions"]
             traits = people.get(link["i"], {}) if link["ik"] == "id" else {}
             left_out = [] if link["i"] == "ann" else sorted(traits)
             assert answer.json.get("addressesLeftOut", []) == left_out
-            channels = {(one["channel"], one["groupId"]) for one in found}
+            channels = {(one["channel"], one["groupId"]) for one in suppressions}
             assert (b"Nothing is sent to your address" in page) == (("email", None) in channels)
             of_group = b"Not sent to your address at the moment: Delivery." in page
             assert of_group == (("sms", "delivery") in channels)
-            assert {one["at"] for one in found} <= {"2023-11-14T22:13:20.000Z"}
-            return sorted((one["channel"], one["groupId"], one["reason"]) for one in found)
+            assert {one["at"] for one in suppressions} <= {"2023-11-14T22:13:20.000Z"}
+            return sorted((one["channel"], one["groupId"], one["reason"]) for one in suppressions)
 
         phone = [("sms", "delivery", "stop"), ("whatsapp", None, "stop")]
         both = [("email", None, "bounce"), *phone]
@@ -176,8 +176,8 @@ async def test_what_is_suppressed_of_an_erased_person_is_shown(tmp_path: Path) -
             identity = {"userId": address, "traits": {"email": address}}
             await server.send("/v1/identify", identity)
             link = members(address, identifier=address, key="email")
-            found = (await get(server, page_of(link, SUBSCRIPTIONS))).json["suppressions"]
-            assert [one["reason"] for one in found] == ["bounce"] * shown
+            suppressions = (await get(server, page_of(link, SUBSCRIPTIONS))).json["suppressions"]
+            assert [suppression["reason"] for suppression in suppressions] == ["bounce"] * shown
             page = (await get(server, page_of(link))).body
             assert (b"Nothing is sent to your address" in page) == shown
 
@@ -218,7 +218,7 @@ def test_an_answer_means_that_the_choice_is_kept(tmp_path: Path, storage: str) -
             for thread in threads:
                 thread.join()
             server.start()
-            stored = {one["userId"] for one in server.export("subscription-history")}
+            stored = {change["userId"] for change in server.export("subscription-history")}
             assert set(answered) <= stored
             # The mail program does it again, and nothing is there twice.
             user = answered[-1]

@@ -43,8 +43,8 @@ async def test_a_public_key_cannot_overwrite_them(tmp_path: Path) -> None:
         ):
             assert (await server.send("/v1/identify", body, key=BASIC)).status == 200
         assert await traits_of(server) == {"plan": "pro", "email": "a@b.co", "a": 2, "b": 3}
-        found = await server.app.store.find_users("acme", "email", ["x@y.zz", "a@b.co"])
-        assert found == {"a@b.co": ["u"]}
+        users = await server.app.store.find_users("acme", "email", ["x@y.zz", "a@b.co"])
+        assert users == {"a@b.co": ["u"]}
 
 
 async def test_a_replay_obeys_the_kind_of_the_key_of_the_letter(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from engage.api import StorageUnavailable
-from engage.keys import quotas as quotas_module
 from engage.monitoring.history import History
 from engage.monitoring.metrics import Metrics
 from support.http_errors import check_error
@@ -262,10 +261,7 @@ async def test_unknown_keys_are_not_looked_for_while_the_bucket_is_empty(tmp_pat
 
 
 # ------------------------------------------------------------------------------------------- quota
-async def test_a_quota_counts_what_is_stored_and_answers_429(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(quotas_module, "READ_MS", 0)  # Otherwise a look reads again after 2 s.
+async def test_a_quota_counts_what_is_stored_and_answers_429(tmp_path: Path) -> None:
     metrics = Metrics()
     history = History(metrics)
     quota = "[limits.quota]\nevents_per_day = 10\n"
@@ -296,10 +292,9 @@ async def test_a_quota_counts_what_is_stored_and_answers_429(
 
 
 async def test_a_quota_counts_what_is_in_the_log_also_while_the_store_is_down(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     """The log does not find duplicates, so they count."""
-    monkeypatch.setattr(quotas_module, "READ_MS", 0)
     metrics = Metrics()
     history = History(metrics)
     quota = "[limits.quota]\nevents_per_day = 10\n"

@@ -109,7 +109,7 @@ async def test_what_cannot_be_a_key_does_not_wait(tmp_path: Path) -> None:
 def busy(server: Serving) -> int:
     """Return how many requests are being answered."""
     assert server.app.listener is not None
-    return sum(one.serving for one in server.app.listener.connections)
+    return sum(connection.serving for connection in server.app.listener.connections)
 
 
 async def test_only_a_refresh_that_began_later_counts(

@@ -67,15 +67,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     storage = SQLITE.replace("[storage]", "[storage]\nwrite_timeout = 2")
     folder, protected = tmp_path_factory.mktemp("who"), 'protected_traits = ["plan"]'
     options: Any = {"storage": storage, "workspace": protected, "config_extra": CONFIG}
-    with start_server(folder, server=public(), **options) as one:
-        yield one
+    with start_server(folder, server=public(), **options) as server:
+        yield server
 
 
 #: What an actor has: a user and a visitor of its own, and those of others.
 OWN_USER, USER, OWN_VISITOR, VISITOR = "own-user", "user", "own-visitor", "visitor"
 NUMBER = "+491234567"
 IDS = (OWN_USER, USER, OWN_VISITOR, VISITOR)
-KINDS = {one: Kind.USER if one in IDS[:2] else Kind.VISITOR for one in IDS}
+KINDS = {key: Kind.USER if key in IDS[:2] else Kind.VISITOR for key in IDS}
 #: The words of the cells.
 WORDS: Mapping[str, set[str]] = {
     "no": set(),
@@ -99,10 +99,10 @@ class Actor:
         self.server = server
         self.named = named
         self.ids = {one: f"{name}-{one}" for one in IDS}
-        for one in IDS:
-            traits = {"email": self.address(one), "note": f"the note of {self.ids[one]}"}
-            self.owner("identify", **self.about(one), traits=traits)
-            self.owners_choice(one, "product", on=False)
+        for key in IDS:
+            traits = {"email": self.address(key), "note": f"the note of {self.ids[key]}"}
+            self.owner("identify", **self.about(key), traits=traits)
+            self.owners_choice(key, "product", on=False)
 
     def about(self, one: str) -> dict[str, Any]:
         return {"userId" if KINDS[one] is Kind.USER else "anonymousId": self.ids[one]}
@@ -148,8 +148,8 @@ class Actor:
         assert self.choices(one)[group] is on
 
     def choices(self, one: str) -> dict[str, bool]:
-        found: dict[str, bool] = self.get(self.links(one, self.secret)[0])["subscriptions"]
-        return found
+        subscriptions: dict[str, bool] = self.get(self.links(one, self.secret)[0])["subscriptions"]
+        return subscriptions
 
     # ------------------------------------------------------------------------------- what it tries
     @property
@@ -187,10 +187,10 @@ class Actor:
 
     def export(self, user: str) -> str:
         """Return what it reads when it asks for everything of a user."""
-        paths = [re.sub(r"{\w+}", user, one) for one in self.paths()]
-        answers = [self.server.get(one, **self.credentials).text for one in paths]
-        links = [link for one in IDS for link in self.tried(one)]
-        answers += [self.server.get(page_of(one)).text for one in links]
+        paths = [re.sub(r"{\w+}", user, path) for path in self.paths()]
+        answers = [self.server.get(path, **self.credentials).text for path in paths]
+        links = [link for key in IDS for link in self.tried(key)]
+        answers += [self.server.get(page_of(link)).text for link in links]
         return "\n".join(answers)
 
     def erase(self, one: str) -> None:
@@ -281,7 +281,7 @@ class Operator(Actor):
 
     def export(self, user: str) -> str:
         return self.command("export", "user", "--user", user) + "".join(
-            self.command("users", "show", self.ids[one]) for one in IDS
+            self.command("users", "show", self.ids[key]) for key in IDS
         )
 
     def erase(self, one: str) -> None:
@@ -306,15 +306,15 @@ Row = tuple[tuple[str, ...], Callable[[Actor, tuple[str, ...]], set[str]]]
 
 # ---------------------------------------------------------------------------------------- the rows
 def write_events(actor: Actor, ids: tuple[str, ...]) -> set[str]:
-    for one in ids:
-        actor.send("track", event="Tried", **actor.about(one))
-    found = [e for e in actor.server.export("events") if e.get("event") == "Tried"]
-    return {one for one in ids if any(e.items() >= actor.about(one).items() for e in found)}
+    for key in ids:
+        actor.send("track", event="Tried", **actor.about(key))
+    events = [e for e in actor.server.export("events") if e.get("event") == "Tried"]
+    return {one for one in ids if any(e.items() >= actor.about(one).items() for e in events)}
 
 
 def with_trait(actor: Actor, ids: tuple[str, ...], name: str, value: str) -> set[str]:
-    for one in ids:
-        actor.send("identify", traits={name: value}, **actor.about(one))
+    for key in ids:
+        actor.send("identify", traits={name: value}, **actor.about(key))
     found = {
         (kind, one["userId" if kind is Kind.USER else "anonymousId"])
         for kind in Kind
@@ -331,9 +331,9 @@ def set_an_address(actor: Actor, ids: tuple[str, ...]) -> set[str]:
 def make_an_address_certain(actor: Actor, ids: tuple[str, ...]) -> set[str]:
     """One that :func:`set_an_address` has set."""
     found = set()
-    for one in ids:
-        shown = preview(actor, one)
-        found |= {one for line in shown if line.startswith("addresses:") and NUMBER in line}
+    for key in ids:
+        shown = preview(actor, key)
+        found |= {key for line in shown if line.startswith("addresses:") and NUMBER in line}
     return found
 
 
@@ -348,7 +348,7 @@ def set_a_protected_trait(actor: Actor, ids: tuple[str, ...]) -> set[str]:
 
 
 def link_a_visitor(actor: Actor, ids: tuple[str, ...]) -> set[str]:
-    names = {one: f"linked-{actor.ids[one]}" for one in ids}
+    names = {key: f"linked-{actor.ids[key]}" for key in ids}
     for one, name in names.items():
         actor.owner("identify", anonymousId=name, traits={"a": 1})
         actor.send("identify", anonymousId=name, **actor.about(one))
@@ -358,21 +358,21 @@ def link_a_visitor(actor: Actor, ids: tuple[str, ...]) -> set[str]:
 
 def link_a_visitor_surely(actor: Actor, ids: tuple[str, ...]) -> set[str]:
     """Of those that :func:`link_a_visitor` has linked."""
-    return {one for one in ids if f"anonymous ids: linked-{actor.ids[one]}" in preview(actor, one)}
+    return {key for key in ids if f"anonymous ids: linked-{actor.ids[key]}" in preview(actor, key)}
 
 
 def read_choices(actor: Actor, ids: tuple[str, ...]) -> set[str]:
-    return {one for one in ids if any("subscriptions" in actor.get(x) for x in actor.tried(one))}
+    return {key for key in ids if any("subscriptions" in actor.get(x) for x in actor.tried(key))}
 
 
 def chosen(actor: Actor, ids: tuple[str, ...], group: str, *, on: bool) -> set[str]:
     before = {one: actor.choices(one)[group] for one in ids}
-    for one in ids:
+    for key in ids:
         properties = {"subscriptionId": group, "action": "Subscribe" if on else "Unsubscribe"}
         event = "DFSubscriptionChange"
-        actor.send("track", event=event, properties=properties, **actor.about(one))
-        actor.report("subscribe" if on else "unsub", one)
-        for link in actor.tried(one):
+        actor.send("track", event=event, properties=properties, **actor.about(key))
+        actor.report("subscribe" if on else "unsub", key)
+        for link in actor.tried(key):
             actor.put(link, group, on=on)
     return {one for one in ids if before[one] is not on and actor.choices(one)[group] is on}
 
@@ -387,28 +387,28 @@ def unsubscribe(actor: Actor, ids: tuple[str, ...]) -> set[str]:
 
 def suppress(actor: Actor, ids: tuple[str, ...]) -> set[str]:
     """What the links of :func:`unsubscribe` did for the address, or a report of spam does."""
-    for one in ids:
-        actor.report("spam", one)
+    for key in ids:
+        actor.report("spam", key)
     shown = {one: actor.get(actor.links(one, actor.secret)[1])["suppressions"] for one in ids}
     return {one for one in ids if any(x["groupId"] != "product" for x in shown[one])}
 
 
 def see_suppressions(actor: Actor, ids: tuple[str, ...]) -> set[str]:
-    return {one for one in ids if any(actor.get(x).get("suppressions") for x in actor.tried(one))}
+    return {key for key in ids if any(actor.get(x).get("suppressions") for x in actor.tried(key))}
 
 
 def delivered(actor: Actor, ids: tuple[str, ...], prefix: str) -> set[str]:
     found = set()
-    for one in ids:
-        name = f"{prefix}-{actor.ids[one]}"
-        actor.send("identify", traits={"email": f"{name}@example.com"}, **actor.about(one))
+    for key in ids:
+        name = f"{prefix}-{actor.ids[key]}"
+        actor.send("identify", traits={"email": f"{name}@example.com"}, **actor.about(key))
         item = {"event": "open", "_id": name, "msg": {"email": f"{name}@example.com"}}
         actor.mandrill(item, f"mandrill-{actor.workspace}")
         events = [e for e in actor.server.export("events") if name in json.dumps(e)]
         deliveries = [e for e in events if e["type"] == "track"]
         assert len(deliveries) == 1
-        if deliveries[0].get("userId") == actor.ids[one]:
-            found.add(one)
+        if deliveries[0].get("userId") == actor.ids[key]:
+            found.add(key)
     return found
 
 
@@ -417,8 +417,8 @@ def get_new_deliveries(actor: Actor, ids: tuple[str, ...]) -> set[str]:
 
 
 def get_deliveries_of_others(actor: Actor, ids: tuple[str, ...]) -> set[str]:
-    for one in ids:
-        name = f"claimed-{actor.ids[one]}"
+    for key in ids:
+        name = f"claimed-{actor.ids[key]}"
         actor.owner("identify", userId=f"owner-{name}", traits={"email": f"{name}@example.com"})
         if isinstance(actor, Operator):
             actor.command("users", "remove-trait", f"owner-{name}", "email")
@@ -426,13 +426,13 @@ def get_deliveries_of_others(actor: Actor, ids: tuple[str, ...]) -> set[str]:
 
 
 def export(actor: Actor, ids: tuple[str, ...]) -> set[str]:
-    read = "".join(actor.export(actor.ids[one]) for one in ids if KINDS[one] is Kind.USER)
-    return {one for one in ids if f"the note of {actor.ids[one]}" in read}
+    read = "".join(actor.export(actor.ids[key]) for key in ids if KINDS[key] is Kind.USER)
+    return {key for key in ids if f"the note of {actor.ids[key]}" in read}
 
 
 def erase(actor: Actor, ids: tuple[str, ...]) -> set[str]:
-    for one in ids:
-        actor.erase(one)
+    for key in ids:
+        actor.erase(key)
     users = {x["userId"] for x in actor.server.export("users")}
     visitors = {x["anonymousId"] for x in actor.server.export("visitors")}
     return {x for x in ids if actor.ids[x] not in (users if KINDS[x] is Kind.USER else visitors)}

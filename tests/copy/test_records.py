@@ -123,8 +123,8 @@ async def test_counters_are_added_by_neither_copy(
         for _ in range(2):
             counters = (await copied(source, target))["counters"]
             assert (counters.copied, counters.arrived) == (20, True)
-        found = sorted(await all_pages(target.scan_counts), key=repr)
-        assert found == sorted([count(1000, process="p"), *written[1:]], key=repr)
+        counts = sorted(await all_pages(target.scan_counts), key=repr)
+        assert counts == sorted([count(1000, process="p"), *written[1:]], key=repr)
 
 
 @both

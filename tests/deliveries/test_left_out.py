@@ -77,8 +77,8 @@ async def outcomes(folder: Path, *deliveries: WebhookRequest, letters: int = 0) 
     metrics = Metrics()
     with recorded() as lines:
         async with serving(folder, workspace=CONFIG, server=public(), metrics=metrics) as server:
-            for one in deliveries:
-                answer = await deliver(server, one)
+            for delivery in deliveries:
+                answer = await deliver(server, delivery)
                 assert answer.status == 200, answer.body
             await nothing(server)
             assert len(await server.dead_letters()) == letters
@@ -257,7 +257,7 @@ async def test_a_guest_of_stripe_is_found_by_the_phone_number(tmp_path: Path) ->
     async with serving(tmp_path, workspace=CONFIG, server=public()) as server:
         await deliver(server, delivery("stripe", guest(customer_details=details)))
         assert (await deliver(server, delivery("stripe", nobody))).json["ignored"] == 1
-        assert [one.anonymous_id for one in await server.events()] == ["phone:+15550001"]
+        assert [event.anonymous_id for event in await server.events()] == ["phone:+15550001"]
 
 
 async def test_what_names_a_person_and_cannot_be_read_is_a_dead_letter(tmp_path: Path) -> None:

@@ -219,10 +219,10 @@ async def ledger(server: Serving) -> list[tuple[str | None, str, bool | None, bo
 async def suppressed(server: Serving, address: str = "ann@example.com") -> set[tuple[str, str]]:
     """Return (group, reason) of what suppresses an address."""
     channel = "email" if "@" in address else "sms"
-    found: list[Suppression] = list(
+    suppressions: list[Suppression] = list(
         await server.app.store.suppressions("acme", [(channel, address)])
     )
-    return {(one.group_id, one.reason) for one in found}
+    return {(suppression.group_id, suppression.reason) for suppression in suppressions}
 
 
 async def test_a_report_changes_the_choices_of_the_user_it_names(tmp_path: Path) -> None:
@@ -403,7 +403,7 @@ async def test_a_replay_of_the_dead_letter_applies_it_with_its_time(
         for _ in range(2):
             assert (await server.app.deliveries.retry(letter)).rejected == 0
             page = await server.app.store.scan_suppressions("acme", after=None, limit=10)
-            assert [one.at for one in page.items] == [letter.received_at]
+            assert [item.at for item in page.items] == [letter.received_at]
         # START arrived after the letter, so a further replay does not suppress the number again.
         await deliver(server, answer("START", "SM2"))
         await server.app.deliveries.retry(letter)

@@ -74,7 +74,7 @@ segment = functools.partial(segment_delivery, secret=SECRET)
 
 
 def batch(*items: Any) -> WebhookRequest:
-    raw = [json.dumps(one).encode() for one in items]
+    raw = [json.dumps(item).encode() for item in items]
     return segment(b"[" + b",".join(raw) + b"]", signed=raw[0])
 
 
@@ -263,7 +263,7 @@ def test_a_delivery_that_is_nested_too_deeply_is_no_failure_of_the_provider(
         provider, request(body, {"X-Shopify-Topic": "orders/create"}), 9
     )
     assert not translation.events
-    assert ["is nested too deeply" in one.message for one in problems] == [True]
+    assert ["is nested too deeply" in problem.message for problem in problems] == [True]
     assert not caplog.records
 
 
@@ -481,9 +481,9 @@ async def test_a_delete_of_segment_is_noted_for_the_operator(tmp_path: Path) -> 
             assert answer.status == 200
         assert not await server.events()
         assert not await server.dead_letters()
-        found = [one async for one in erasure_requests(server.app.store, "acme", [])]
-    noted = {(one.origin, one.user_id) for one in found}
-    assert (len(found), noted) == (2, {("segment", "u"), ("segment", "x" * 512)})
+        requests = [one async for one in erasure_requests(server.app.store, "acme", [])]
+    noted = {(one.origin, one.user_id) for one in requests}
+    assert (len(requests), noted) == (2, {("segment", "u"), ("segment", "x" * 512)})
 
 
 async def test_deliveries_are_counted(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ async def test_a_genuine_delivery_is_stored(tmp_path: Path) -> None:
         assert {(one["workspaceId"], one.get("writeKeyId")) for one in documents} == {
             ("acme", None)
         }
-        ids = [(one["source"], one["messageId"]) for one in documents]
+        ids = [(document["source"], document["messageId"]) for document in documents]
         assert len(set(ids)) == len(ids)
         assert await door.server.dead_letters() == []
 

@@ -164,12 +164,12 @@ async def changed(server: Serving, case: str = "x") -> tuple[set[str], set[str]]
     """Return whose choices changed, and the suppressed addresses without their domain."""
     store = server.app.store
     choices = await store.scan_subscriptions("acme", after=None, limit=1000)
-    assert not any(one.subscribed for one in choices.items)
+    assert not any(item.subscribed for item in choices.items)
     page = await store.scan_suppressions("acme", after=None, limit=1000)
-    users = {str(one.user_id) for one in choices.items}
-    addresses = {one.address.removesuffix("@example.com") for one in page.items}
+    users = {str(user.user_id) for user in choices.items}
+    addresses = {item.address.removesuffix("@example.com") for item in page.items}
     return (
-        {one.removeprefix(f"{case}-") for one in users if one.startswith(f"{case}-")},
+        {user.removeprefix(f"{case}-") for user in users if user.startswith(f"{case}-")},
         {one.removeprefix(f"{case}-") for one in addresses if one.startswith((f"{case}-", "+"))},
     )
 

@@ -81,8 +81,8 @@ for (const one of all) console.log(preferencesLink(...one.map((x) => x ?? undefi
 
 
 def block(language: str) -> str:
-    found = re.findall(rf"^```{language}\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
-    return str(found[0])
+    matches = re.findall(rf"^```{language}\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    return str(matches[0])
 
 
 def run(command: Sequence[object], calls: Sequence[Arguments], **options: Any) -> list[str]:
@@ -152,8 +152,8 @@ def test_a_link_of_the_code_opens_the_page(engage: Server, tmp_path: Path, langu
         assert answer.status_code == 200
     for user in users:
         records = ledger(engage, f"{language} {user}")
-        assert {one["how"] for one in records} == {"one-click"}
-        assert {one["groupId"] for one in records} >= {"news", "delivery"}
+        assert {record["how"] for record in records} == {"one-click"}
+        assert {record["groupId"] for record in records} >= {"news", "delivery"}
 
 
 @pytest.mark.parametrize("language", PARAMETERS)

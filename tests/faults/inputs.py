@@ -134,11 +134,11 @@ class Inputs:
     def __init__(self, seed: int, now: Callable[[], float]) -> None:
         self._seed, self.now = seed, now
         self.examples = _examples()
-        self.paths = {one.id: [*one.paths] for one in OPERATIONS}
+        self.paths = {operation.id: [*operation.paths] for operation in OPERATIONS}
         parts = [part for group in CORPUS.values() for part in group.cases.values()]
         self.corpus = [b"".join(one for one in part if isinstance(one, bytes)) for part in parts]
         self.mappings = {
-            name: [one["input"] for one in MAPPINGS if one["provider"] == name]
+            name: [mapping["input"] for mapping in MAPPINGS if mapping["provider"] == name]
             for name in PROVIDERS
         }
 

@@ -128,13 +128,13 @@ def verify(server: Server, report: Report) -> None:
         "--config",
         str(server.config),
     ]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    if found.returncode != 0:
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
         report.fail(
-            f"engage verify: {found.returncode}: {found.stdout[-4000:]}{found.stderr[-500:]}"
+            f"engage verify: {result.returncode}: {result.stdout[-4000:]}{result.stderr[-500:]}"
         )
     else:
-        report.say(f"engage verify: {found.stdout.strip()[:500]}")
+        report.say(f"engage verify: {result.stdout.strip()[:500]}")
 
 
 class LogReader:

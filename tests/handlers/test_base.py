@@ -20,7 +20,7 @@ from engage.handlers.cors import CorsPolicy
 from engage.http1.exchange import Exchange
 from engage.http1.listener import Listener
 from engage.http1.shared import Bounds
-from engage.keys.guards import Guards
+from engage.keys.limits import Guards
 from engage.monitoring.metrics import Metrics
 from support.http_client import Answer, RawClient, listening, request
 from support.http_echo import BOUNDS

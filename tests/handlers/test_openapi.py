@@ -18,7 +18,7 @@ from engage.errors import STATUS
 from engage.handlers import files
 from engage.handlers.openapi import describe, load_schemas
 from engage.handlers.operations import OPERATIONS
-from engage.keys.guards import STRANGE
+from engage.keys.limits import STRANGE
 
 #: As installed.
 SCHEMAS = Path(engage_schemas.__file__).parent
@@ -100,7 +100,7 @@ def test_every_code_is_described(document: dict[str, Any]) -> None:
 
 
 def test_every_answer_that_can_become_a_429_is_described_with_it() -> None:
-    """An address that has too many refusals gets one: see :mod:`engage.keys.guards`."""
+    """An address that has too many refusals gets one: see :mod:`engage.keys.limits`."""
     refusing = [one for one in OPERATIONS if STRANGE & {STATUS[code] for code in one.errors}]
     assert len(refusing) > 10
     assert [one.id for one in refusing if "rate_limited" not in one.errors] == []

@@ -172,7 +172,7 @@ async def test_the_limits_are_those_of_the_group_commit(size: dict[str, int]) ->
     bound: dict[str, Any] = {"queue_events": 10, **size}
     if size:
         bound["queue_bytes"] = 10 * (500 + len(make_event("a").body))
-    async with Fixture(**bound, queue_percent_per_key=50) as one:
+    async with Fixture(**bound) as one:
         has_room = one.ingest.admission.has_room
         one.broker.slow = 0.05
         calls = [one.ingest.submit([one.event("a")], "first") for _ in range(4)]
@@ -193,7 +193,7 @@ async def test_the_limits_are_those_of_the_group_commit(size: dict[str, int]) ->
 
 async def test_what_waits_is_let_in_when_a_call_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engage.log.ingest.QUEUE_WAIT", 300.0)
-    async with Fixture(queue_events=1, queue_percent_per_key=100) as one:
+    async with Fixture(queue_events=2) as one:
         one.broker.slow = 0.05
         call = one.ingest.submit([one.event("a")], "key")
         entering = asyncio.create_task(one.ingest.admission.enter("key", small=True))

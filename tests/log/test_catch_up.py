@@ -21,15 +21,17 @@ pytestmark = pytest.mark.virtual_time
 
 
 @asynccontextmanager
-async def catching_up(broker: MemoryBroker, wait: float = 30.0) -> AsyncIterator[CatchUp]:
+async def catching_up(broker: MemoryBroker, seconds: float = 30.0) -> AsyncIterator[CatchUp]:
     log = MemoryLog(broker)
     await log.open(create=True)
-    one = CatchUp(log, group="engage", wait=wait, timeout=5)
-    try:
-        yield one
-    finally:
-        await one.close()
-        await log.close()
+    one = CatchUp(log, group="engage", timeout=5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(catch_up, "MAX_SECONDS", seconds)
+        try:
+            yield one
+        finally:
+            await one.close()
+            await log.close()
 
 
 def append(broker: MemoryBroker, partition: int) -> None:
@@ -64,7 +66,7 @@ async def test_an_empty_log_and_one_without_backlog_are_passed_at_once() -> None
 async def test_the_wait_ends_with_a_503() -> None:
     broker = MemoryBroker(3)
     append(broker, 1)
-    async with catching_up(broker, wait=0.1) as one:
+    async with catching_up(broker, seconds=0.1) as one:
         with pytest.raises(ApiError) as refused:
             await one()
         assert (refused.value.status, refused.value.code) == (503, "overloaded")
@@ -168,7 +170,7 @@ async def test_a_partition_whose_first_records_were_deleted_must_be_passed() -> 
     for _ in range(3):
         append(broker, 1)
     broker.expire(1, 2)
-    async with catching_up(broker, wait=0.5) as one:
+    async with catching_up(broker, seconds=0.5) as one:
         with pytest.raises(ApiError, match="still being stored"):
             await one()
         broker.commit("engage", {1: 3})

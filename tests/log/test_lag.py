@@ -10,7 +10,6 @@ import pytest
 from engage.api import record_of
 from engage.config import LogConfig
 from engage.log.lag import Lag
-from support.each import each
 from support.memory_log import MemoryBroker, MemoryLog
 from support.pipeline import CountingMetrics, make_event
 from support.waiting import eventually
@@ -27,7 +26,6 @@ class Fixture:
     def __init__(
         self,
         *,
-        percent: int = 50,
         retention: int | None = 2 * DAY,
         refuses: bool = True,
         partitions: int = 2,
@@ -38,7 +36,7 @@ class Fixture:
         self.metrics = CountingMetrics()
         self.lag = Lag(
             self.log,
-            LogConfig(lag_percent=percent),
+            LogConfig(),
             timeout=5,
             clock=lambda: self.now,
             metrics=self.metrics,
@@ -58,16 +56,14 @@ class Fixture:
         self.broker.inject(record_of(make_event(message_id)))
 
 
-@each("percent", [1, 50, 100])
-async def test_the_bound_is_a_part_of_the_retention(percent: int) -> None:
+async def test_the_bound_is_half_of_the_retention() -> None:
     """A record as old as the bound is not overdue; one that is a millisecond older is."""
-    async with Fixture(percent=percent) as one:
+    async with Fixture(retention=2 * DAY) as one:
         one.append("a")
-        bound = 2 * DAY * percent // 100
-        one.now = START + bound
+        one.now = START + DAY
         await one.lag.read()
         assert not one.lag.overdue
-        assert one.lag.seconds == bound / 1000
+        assert one.lag.seconds == DAY / 1000
         one.now += 1
         assert one.lag.overdue  # without another reading
         await one.lag.read()

@@ -46,7 +46,7 @@ pytestmark = pytest.mark.virtual_time
 
 
 def ids(store: MemoryEvents) -> list[str]:
-    return sorted(one.message_id for one in store.events.values())
+    return sorted(event.message_id for event in store.events.values())
 
 
 def dead(broker: MemoryBroker) -> list[DeadLetter]:
@@ -215,10 +215,10 @@ async def test_a_letter_that_is_too_large_for_the_log_of_dead_letters_is_shorten
     put(broker, *events("b", "c"))
     running = await load_all(broker, store)
     assert ids(store) == ["a", "c"]
-    found = {one.reason: one for one in dead(broker)}
-    assert len(found) == len(broker.dead) == 2
-    assert found.pop("event_refused").truncated is False
-    [cut] = found.values()
+    letters = {one.reason: one for one in dead(broker)}
+    assert len(letters) == len(broker.dead) == 2
+    assert letters.pop("event_refused").truncated is False
+    [cut] = letters.values()
     assert cut.truncated
     assert 500 < len(cut.item) < 3000
     assert large.startswith(cut.item)
@@ -296,7 +296,7 @@ class Fails:
 
     def __call__(self, written: Sequence[Event]) -> None:
         self.sizes.append(len(written))
-        if any(one.message_id in self.names for one in written):
+        if any(record.message_id in self.names for record in written):
             raise ZeroDivisionError("a bug")
 
 
@@ -608,9 +608,9 @@ async def test_loaders_that_die_anywhere_store_everything_once(
 
     stored, users = await read("events"), await read("users")
     assert sorted(one["messageId"] for one in stored) == sorted(one.message_id for one in sent)
-    users.sort(key=lambda one: str(one["userId"]))
-    assert [(one["userId"], one["traits"]) for one in users] == [
-        (one["userId"], one["traits"]) for one in expected_users(stored)
+    users.sort(key=lambda user: str(user["userId"]))
+    assert [(user["userId"], user["traits"]) for user in users] == [
+        (user["userId"], user["traits"]) for user in expected_users(stored)
     ]
     assert not broker.dead
 

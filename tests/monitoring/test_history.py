@@ -23,10 +23,11 @@ from engage.monitoring.history import (
     STORED,
     UP,
     History,
+    expire_history,
+    record_periodically,
 )
 from engage.monitoring.metrics import Metrics
-from engage.monitoring.recorder import REFUSED_RECORD, expire_history, record_periodically
-from engage.monitoring.refusals import MAX_ENTRIES, Refusal, Refusals, key_prefix
+from engage.monitoring.sampler import MAX_ENTRIES, REFUSED_RECORD, Refusal, Refusals, key_prefix
 from engage.store.counts import COUNTS
 from engage.store.facade import Storage
 from engage.testing import MemoryStore
@@ -141,6 +142,7 @@ async def test_a_clock_that_is_set_back_replaces_nothing(step: int) -> None:
     history = started()
     for change in (step, -step, step):
         history.metrics.event("track", "stored", 2, "acme", "website")
+        history.metrics.stored(2, 200, "acme", "website")
         await history.write_to(store)
         history.turn(history.now + change)
     await history.write_to(store)
@@ -160,13 +162,15 @@ async def test_what_has_not_changed_is_not_written_again() -> None:
     store = Counting()
     history = started()
     history.metrics.event("track", "stored", 1, "acme", "website")
+    history.metrics.stored(1, 100, "acme", "website")
     await history.write_to(store)
     before = store.rows
     await history.write_to(store)
     assert store.rows == before
     history.metrics.event("track", "stored", 1, "acme", "website")
+    history.metrics.stored(1, 100, "acme", "website")
     await history.write_to(store)
-    assert store.rows == before + 3  # its minute, its hour and its day
+    assert store.rows == before + 4  # its minute and its hour; of its day also the bytes
 
 
 async def test_memory_is_bounded_while_the_store_is_away() -> None:

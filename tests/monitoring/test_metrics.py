@@ -14,7 +14,7 @@ from prometheus_client.mmap_dict import MmapedDict, mmap_key
 import engage
 from engage.monitoring.metrics import DROPPED, WRITE_BUCKETS, Metrics
 from engage.monitoring.prometheus import registry_of, shared_registry
-from engage.monitoring.refusals import Refusal
+from engage.monitoring.sampler import Refusal
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -37,8 +37,8 @@ def test_every_metric_is_exposed() -> None:
     metrics.count("webhook_deliveries", "sendgrid", "accepted")
     metrics.count("dropped", "profile_change", by=3)
     metrics.refused(Refusal(reason="invalid_json", status=400, route="track"))
-    metrics.storage({"wal_bytes": 4096, "free_bytes": 1e9}, {})
-    metrics.storage({"wal_bytes": 8192}, {})
+    metrics.report("storage", {"wal_bytes": 4096, "free_bytes": 1e9}, {})
+    metrics.report("storage", {"wal_bytes": 8192}, {})
     lines = _lines(metrics)
     for line in (
         'engage_requests_total{route="track",status="200"} 2.0',
@@ -66,13 +66,13 @@ def test_the_metrics_of_a_log_are_exposed_if_there_is_one() -> None:
     """From the first reading of its gauges on; a server without a log does not have them."""
     metrics = Metrics()
     assert not any("engage_log" in line for line in _lines(metrics))
-    metrics.log({}, {})
+    metrics.report("log", {}, {})
     assert "engage_log_errors_total 0.0" in _lines(metrics)
-    metrics.append(0.004, 100, 0)
-    metrics.append(0.002, 1, 0)
+    metrics.write(0.004, 100, 0, to="log_append")
+    metrics.write(0.002, 1, 0, to="log_append")
     metrics.count("log_errors")
-    metrics.log({"backlog_records": 5, "backlog_seconds": 1.5}, {})
-    metrics.log({"backlog_records": 6}, {})
+    metrics.report("log", {"backlog_records": 5, "backlog_seconds": 1.5}, {})
+    metrics.report("log", {"backlog_records": 6}, {})
     lines = _lines(metrics)
     for line in (
         'engage_log_append_seconds_bucket{le="0.005"} 2.0',
@@ -90,8 +90,8 @@ def test_the_metrics_of_a_loader_are_exposed_in_a_loader_only() -> None:
     assert not any("engage_loaded" in line for line in _lines(metrics))
     metrics.paused(0)
     assert 'engage_loaded_records_total{outcome="damaged"} 0.0' in _lines(metrics)
-    metrics.loaded("stored", 3)
-    metrics.loaded("stored")
+    metrics.count("loaded_records", "stored", by=3)
+    metrics.count("loaded_records", "stored")
     metrics.count("log_gap_records", by=7)
     metrics.paused(2)
     lines = _lines(metrics)
@@ -144,7 +144,7 @@ def test_a_counter_begins_at_0_and_a_text_says_what_it_is() -> None:
     """Without the 0, Prometheus would not see the first increase."""
     metrics = Metrics()
     metrics.begin_requests(["invalid_payload", "storage_unavailable"], ["stripe"])
-    metrics.storage({"wal_bytes": 1, "odd_things": 2}, {"wal_bytes": "Size of the log"})
+    metrics.report("storage", {"wal_bytes": 1, "odd_things": 2}, {"wal_bytes": "Size of the log"})
     lines = _lines(metrics)
     for line in (
         'engage_requests_total{route="batch",status="503"} 0.0',

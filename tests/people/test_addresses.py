@@ -174,7 +174,7 @@ async def test_a_named_address_is_taken_whoever_claims_it(store: Any, tmp_path: 
     assert await store.suppressions("acme", [("email", ANN)]) == []
     assert await letters(store) == {"l2", "l3"}
     users = await all_pages(store.scan_users, "acme")
-    assert len([one for one in users if one.traits["email"] == ANN]) == 39
+    assert len([user for user in users if user.traits["email"] == ANN]) == 39
     (entry,) = [line for line in await lines(store) if b"user-erased" in line]
     assert ANN.encode() not in entry
     details = orjson.loads(entry.partition(b" ")[2])["details"]

@@ -78,7 +78,7 @@ async def test_all_of_a_person_is_erased_and_others_stay(store: Any, tmp_path: P
     assert [x for x in await lines(store, "other") if x.startswith((b"ev", b"us"))] == [
         line for line in other if line.startswith((b"ev", b"us"))
     ]
-    assert receipt.known
+    assert receipt.existed
     assert receipt.counts == {
         "events": 8,
         "deadLetters": 3,
@@ -113,14 +113,14 @@ async def test_a_late_retry_stores_nothing_and_a_later_event_is_new(
     ]
     outcomes = await store.write(late)
     marks = [mark_of(one, KEY) for one in late]
-    assert [one.stored for one in outcomes] == marks
-    assert {one.status for one in outcomes} == {Status.DUPLICATE}
+    assert [outcome.stored for outcome in outcomes] == marks
+    assert {outcome.status for outcome in outcomes} == {Status.DUPLICATE}
     assert len({*marks}) == 2
     assert await traces(store) == []
     await store.write([event("n1", user_id="ann", anonymous_id="a1", at=2**40)])
     await store.write([identify("n2", "ann", 2**40, traits={"plan": "b"})])
-    found = await store.profile("acme", "ann")
-    assert (found.traits, found.anonymous_ids) == ({"plan": "b"}, ["a1"])
+    profile = await store.profile("acme", "ann")
+    assert (profile.traits, profile.anonymous_ids) == ({"plan": "b"}, ["a1"])
 
 
 @on_each
@@ -178,10 +178,10 @@ async def test_what_is_received_during_it_makes_a_new_user(store: Any, tmp_path:
 
         setattr(store, name, beside)
     await erased(store, tmp_path)
-    found = await store.profile("acme", "ann")
+    profile = await store.profile("acme", "ann")
     names = {f"t{one}" for one in range(1, number + 1)}
-    assert found.traits.keys() == names | {"new"}
-    assert found.anonymous_ids == ["a1"]
+    assert profile.traits.keys() == names | {"new"}
+    assert profile.anonymous_ids == ["a1"]
 
 
 @on_each
@@ -216,7 +216,7 @@ async def test_the_receipt_of_an_unknown_id_says_so(store: Any, tmp_path: Path) 
                 await erased(store, tmp_path, name)
             continue
         receipt = await erased(store, tmp_path, name)
-        assert not receipt.known
+        assert not receipt.existed
         assert not any(receipt.counts.values())
     kept = [line for line in await lines(store) if not line.startswith((b"audit", b"erasure"))]
     assert kept == [line for line in before if not line.startswith((b"audit", b"erasure"))]
@@ -227,9 +227,9 @@ async def test_twice_at_once(store: Any, tmp_path: Path) -> None:
     await fill(store)
     receipts = await asyncio.gather(*(erased(store, tmp_path) for _ in range(2)))
     assert await traces(store) == []
-    assert sum(one.counts["events"] for one in receipts) >= 8
+    assert sum(receipt.counts["events"] for receipt in receipts) >= 8
     again = await erased(store, tmp_path)
-    assert not again.known
+    assert not again.existed
 
 
 @on_each
@@ -281,8 +281,8 @@ async def test_the_suppressed_address_is_kept_as_a_hash(store: Any, tmp_path: Pa
     await fill(store)
     await erased(store, tmp_path)
     hashed = hashed_address(KEY, "acme", "email", "ann@x.org")
-    found = await store.suppressions("acme", [("email", hashed), ("email", "ann@x.org")])
-    bounce, objection = sorted(found, key=lambda one: one.reason)
+    suppressions = await store.suppressions("acme", [("email", hashed), ("email", "ann@x.org")])
+    bounce, objection = sorted(suppressions, key=lambda one: one.reason)
     assert (bounce.address, bounce.reason, bounce.at) == (hashed, "bounce", TIME)
     # She had unsubscribed: whoever gets the address later has not, and nothing is to be sent.
     assert (objection.address, objection.reason) == (hashed, "objection")
@@ -368,17 +368,17 @@ async def test_what_an_erased_person_does_not_want_stays_for_each_address(
     def hashed(channel: str, address: str) -> str:
         return hashed_address(KEY, "acme", channel, address)
 
-    found = await all_pages(store.scan_suppressions, "acme")
-    objections = [one for one in found if one.reason == "objection"]
+    suppressions = await all_pages(store.scan_suppressions, "acme")
+    objections = [one for one in suppressions if one.reason == "objection"]
     assert {(one.channel, one.address, one.group_id) for one in objections} == {
         (channels[group], hashed(channels[group], address), group)
         for group in ("news", "ads", "texts")
         for address in addresses[channels[group]]
     }
     kept = dataclasses.replace(reported, address=hashed("email", "ann@x.org"), source_id="")
-    assert [one for one in found if one.reason == "bounce"] == [kept]
-    assert [one for one in found if one.address == "bob@x.org"] == [other]
-    assert len(found) == len(objections) + 2
+    assert [one for one in suppressions if one.reason == "bounce"] == [kept]
+    assert [one for one in suppressions if one.address == "bob@x.org"] == [other]
+    assert len(suppressions) == len(objections) + 2
 
 
 @on_each
@@ -629,14 +629,14 @@ async def test_everything_about_a_person_is_exported(store: Any, tmp_path: Path)
     by_kind: dict[str, list[Any]] = {}
     for one in found:
         by_kind.setdefault(one.pop("record"), []).append(one)
-    assert [one["userId"] for one in by_kind["users"]] == ["ann"]
+    assert [user["userId"] for user in by_kind["users"]] == ["ann"]
     assert [one["anonymousId"] for one in by_kind["visitors"]] == ["a1"]
     assert {one["changeId"] for one in by_kind["subscription-history"]} == {"c1", "c2"}
     assert len(by_kind["subscriptions"]) == 2
     assert {one["address"] for one in by_kind["suppressions"]} == {"ann@x.org", "+49123"}
     assert {one["reason"] for one in by_kind["suppressions"]} == {"bounce", "stop", "complaint"}
     assert {one["id"] for one in by_kind["dead-letters"]} == {"l1", "l2", "l3"}
-    assert {one["action"] for one in by_kind["audit"]} == {
+    assert {entry["action"] for entry in by_kind["audit"]} == {
         *("anonymous-id-linked", "anonymous-id-unlinked")
     }
     ids = {one["messageId"] for one in by_kind["events"]}
@@ -697,8 +697,8 @@ async def test_a_loader_drops_what_was_received_before_an_erasure(tmp_path: Path
     assert loader.metrics.loads == expected
     (kept,) = [one for one in letters_of(store).values() if one.message_id == "m3"]
     assert (kept.user_id, kept.reason) == ("bob", "message_id_conflict")
-    found = {one.message_id for one in events_of(store).values()}
-    assert {"k4", "k5"} <= found
-    assert not found & {"k1", "k2", "k3"}
+    message_ids = {one.message_id for one in events_of(store).values()}
+    assert {"k4", "k5"} <= message_ids
+    assert not message_ids & {"k1", "k2", "k3"}
     assert ("acme", "k6") not in letters_of(store)
     assert await store.profile("acme", "ann") is None

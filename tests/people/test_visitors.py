@@ -207,9 +207,9 @@ async def test_other_visitors_are_named_and_stay(store: Any, tmp_path: Path) -> 
         ]
     )
     receipt = await erased(store, tmp_path)
-    found = {one.anonymous_id: one for one in receipt.other_visitors}
-    assert list(found) == ["ann", "chose", "left", "parted", "shared"]
-    assert found["left"] == OtherVisitor(
+    visitors = {one.anonymous_id: one for one in receipt.other_visitors}
+    assert list(visitors) == ["ann", "chose", "left", "parted", "shared"]
+    assert visitors["left"] == OtherVisitor(
         anonymous_id="left",
         first=TIME + 5,
         last=TIME + 7,
@@ -218,9 +218,9 @@ async def test_other_visitors_are_named_and_stay(store: Any, tmp_path: Path) -> 
         linked=True,
         shared=False,
     )
-    assert [found[name].shared for name in found] == [False, False, False, True, True]
-    assert [name for name in found if not found[name].linked] == ["ann"]
-    assert (found["chose"].first, found["chose"].events) == (None, 0)
+    assert [visitors[name].shared for name in visitors] == [False, False, False, True, True]
+    assert [name for name in visitors if not visitors[name].linked] == ["ann"]
+    assert (visitors["chose"].first, visitors["chose"].events) == (None, 0)
     assert sorted(await ids_of(store)) == ["5", "6", "8", "9", "b", "c", "d", "g"]
     assert await store.state("acme", visitor("ann")) == {"news": True}
     assert await store.state("acme", visitor("chose")) == {"news": False}

@@ -71,7 +71,7 @@ async def test_the_queue_has_room_below_its_limits() -> None:
     store = MemoryStore()
     gate = asyncio.Event()
     store.before = lambda events: gate.wait()
-    bounds = {"queue_events": 10, "queue_bytes": 10_000, "queue_percent_per_key": 20}
+    bounds = {"queue_events": 4, "queue_bytes": 4000}
     ingest = make(store, CountingMetrics(), **bounds)
     has_room = ingest.admission.has_room
     first = [ingest.submit([make_event("a")], "key")]
@@ -270,7 +270,7 @@ async def test_a_full_budget_is_logged_once_in_ten_minutes(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
-    monkeypatch.setattr("engage.monitoring.throttle.time.monotonic", lambda: now)
+    monkeypatch.setattr("engage.monitoring.sampler.time.monotonic", lambda: now)
 
     def lines() -> list[str]:
         return [one.getMessage() for one in caplog.records if one.name == "engage.pipeline.ingest"]

@@ -12,7 +12,7 @@ from typing import Any
 from engage.api import Kind, StorageContext, Subject
 from engage.config import WriteKey
 from engage.keys.auth import Principal
-from engage.keys.rules import Rules
+from engage.keys.limits import Rules
 from engage.subscriptions.links import Person
 from engage.testing.factories import suppression
 from engage_plugins.segment import Segment

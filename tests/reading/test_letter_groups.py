@@ -63,7 +63,7 @@ async def test_letters_are_grouped_by_cause(
         assert (large.first, large.last) == (TIME, TIME + 449)
         assert large.example.id == "a449"
         assert (grouped.letters, grouped.complete) == (453, True)
-        matching = [one for one in letters() if large.wanted.matches(one)]
+        matching = [one for one in letters() if large.filter.matches(one)]
         assert len(matching) == 450
         exact = await group_letters(store, "acme", limit=453)
         assert (exact.letters, exact.complete) == (453, True)
@@ -91,7 +91,7 @@ async def test_two_rules_of_one_field_are_two_causes(tmp_path: Path) -> None:
         assert sorted(group.count for group in grouped.groups) == [1, 2, 2, 2]
         for group in grouped.groups:
             page = await store.scan_dead_letters("acme", after=None, limit=99)
-            assert sum(group.wanted.matches(one) for one in page.items) == group.count
+            assert sum(group.filter.matches(one) for one in page.items) == group.count
     assert rule_of(letter("x", errors=[])) == ""
 
 

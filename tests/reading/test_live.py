@@ -14,14 +14,14 @@ import pytest
 
 from engage.api import DeadLetter, Event, Record
 from engage.console.data.reader import Reader
-from engage.monitoring.refusals import Refusal, Refusals
+from engage.monitoring.sampler import Refusal, Refusals
 from engage.reading.live import (
     INTERVAL,
     PAGE,
     PATIENCE,
     RING,
     Live,
-    Wanted,
+    RowFilter,
     row_of_event,
     row_of_letter,
     summary,
@@ -30,8 +30,8 @@ from support.memory_store import MemoryStore
 
 pytestmark = pytest.mark.virtual_time
 
-ACME = Wanted(workspace_id="acme")
-OTHER = Wanted(workspace_id="other")
+ACME = RowFilter(workspace_id="acme")
+OTHER = RowFilter(workspace_id="other")
 
 
 def event(number: int, *, at: int | None = None, workspace: str = "acme", **fields: str) -> Event:
@@ -251,9 +251,11 @@ async def test_filters() -> None:
     async with ring() as (live, store):
         await store.write([event(1), event(2, event="Refund")])
         await live.look("acme")
-        assert [row.id for row in live.rows(Wanted(workspace_id="acme", name="Refund"))] == ["m2"]
-        assert live.rows(Wanted(workspace_id="acme", status="rejected")) == []
-        assert len(live.rows(Wanted(workspace_id="acme", key="website", user="ann"))) == 2
+        assert [row.id for row in live.rows(RowFilter(workspace_id="acme", name="Refund"))] == [
+            "m2"
+        ]
+        assert live.rows(RowFilter(workspace_id="acme", status="rejected")) == []
+        assert len(live.rows(RowFilter(workspace_id="acme", key="website", user="ann"))) == 2
 
 
 def test_a_row_shows_hostile_text_harmlessly_and_in_bounds() -> None:

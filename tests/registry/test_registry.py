@@ -91,12 +91,9 @@ def test_the_storage_is_made_from_the_config(config: Any, tmp_path: Path) -> Non
         [limits]
         user_traits = 1
         user_trait_bytes = 2
-        user_links = 3
-        user_memberships = 4
-        identifier_bytes = 11
+        visitors = 3
         dead_letter_count = 5
         dead_letter_bytes = 6
-        webhook_dead_letter_bytes = 8
         [retention]
         events_days = 9
         dead_letters_days = 10
@@ -110,10 +107,9 @@ def test_the_storage_is_made_from_the_config(config: Any, tmp_path: Path) -> Non
     assert context.base_dir == tmp_path
     assert context.identifiers == {"acme": ("crm", "email", "phone")}
     limits, budget = context.profile_limits, context.dead_letter_budget
-    assert [limits.traits, limits.trait_bytes, limits.links, limits.memberships] == [1, 2, 3, 4]
-    assert limits.identifier_bytes == 11
+    assert [limits.traits, limits.trait_bytes, limits.visitors] == [1, 2, 3]
     assert [budget.api_count, budget.api_bytes] == [5, 6]
-    assert [budget.webhook_count, budget.webhook_bytes] == [5, 8]
+    assert [budget.webhook_count, budget.webhook_bytes] == [5, 24]
     assert [budget.conflict_count, budget.conflict_bytes] == [5, 6]
     assert context.write_timeout == 3
     assert (context.events_days, context.dead_letters_days) == (9, 10)

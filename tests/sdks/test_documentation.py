@@ -71,11 +71,11 @@ def test_the_lines_for_verified_users_work(tmp_path: Path, sdk: Sdk) -> None:
         run(sdk, engage)  # without a hash
         run(sdk, engage, calls)
         events = engage.export("events")
-        assert {(one["type"], one["userId"]) for one in events} == {
+        assert {(event["type"], event["userId"]) for event in events} == {
             ("identify", "u-1"),
             ("track", "u-1"),
         }
-        assert all(one["context"]["engage"] == {"verified": True} for one in events)
+        assert all(event["context"]["engage"] == {"verified": True} for event in events)
         assert user_hash not in str(events)
 
 

@@ -77,7 +77,7 @@ def choices(moved: Server, link: Mapping[str, str], **changes: bool) -> tuple[bo
 
 
 def events_of(moved: Server, **fields: str) -> list[dict[str, Any]]:
-    return [one for one in moved.export("events") if fields.items() <= one.items()]
+    return [event for event in moved.export("events") if fields.items() <= event.items()]
 
 
 def test_links_in_old_mails_work_before_and_after_the_sign_up(moved: Server) -> None:
@@ -141,9 +141,9 @@ def test_calls_of_the_sdk_and_of_the_api_are_stored(moved: Server) -> None:
                 headers={"Authorization": f"{scheme} {KEY}"},
             )
             assert answer.status_code == 200, answer.text
-    assert [one["index"] for one in answer.json()["rejected"]] == [2]
+    assert [rejection["index"] for rejection in answer.json()["rejected"]] == [2]
     assert answer.json()["duplicates"] == 2
-    names = [one.get("event") or one.get("name") for one in events_of(moved, userId="u-3")]
+    names = [event.get("event") or event.get("name") for event in events_of(moved, userId="u-3")]
     assert sorted(filter(None, names)) == ["A", "Home", "Signed Up"]
     [first] = events_of(moved, messageId="b-1")
     assert first["context"]["ip"] == "10.0.0.1"
@@ -386,7 +386,7 @@ def test_the_users_and_choices_of_an_export_are_loaded(
         )
         answer = json.loads(done.stdout)
         assert answer["duplicates"] == duplicates
-        assert [one["messageId"] for one in answer["rejected"]] == ["l-3"]
+        assert [rejection["messageId"] for rejection in answer["rejected"]] == ["l-3"]
     assert sorted(os.listdir(tmp_path)) == ["groups.ndjson", "users.ndjson"]
     [user] = [one for one in moved.export("users") if one["userId"] == "u-7"]
     assert (user["traits"], user["groups"]) == ({"email": address}, ["g-7"])
@@ -403,7 +403,7 @@ def test_the_users_and_choices_of_an_export_are_loaded(
     assert "3 choices imported" in command(moved, *import_.split()[1:])
     assert choices(moved, as_user) == (False, True)
     assert ("v-8", False) in {
-        (one["anonymousId"], one["subscribed"]) for one in moved.export("subscriptions")
+        (state["anonymousId"], state["subscribed"]) for state in moved.export("subscriptions")
     }
     assert "v-8" not in {one["userId"] for one in moved.export("users")}
     assert choices(moved, as_user, news=True) == (True, True)

@@ -53,7 +53,7 @@ def test_sdks_lose_nothing_at_twice_the_rate_limit(tmp_path: Path) -> None:
         refused = {line["writeKeyId"] for line in server.lines() if line.get("status") == 429}
     assert refused == {sdk.name for sdk in SDKS}
     for sdk, reported in zip(SDKS, errors, strict=True):
-        stored = sorted(one["properties"]["n"] for one in events if one["event"] == sdk.name)
+        stored = sorted(event["properties"]["n"] for event in events if event["event"] == sdk.name)
         if sdk.retries:
             assert reported == [], sdk
             assert stored == list(range(COUNT)), sdk

@@ -94,13 +94,13 @@ def test_keys_are_followed_by_each_worker_of_each_host(tmp_path: Path, storage: 
         assert len(connections) == 4
         # A new key works at its first use with each process.
         key = add_key(servers[0], "ios")
-        assert [one.status(key) for one in connections] == [200] * 4
+        assert [connection.status(key) for connection in connections] == [200] * 4
         # In the body, too.
         second = add_key(servers[1], "android")
         for one in connections:
             assert one.send(f"/v1/track?writeKey={second}", None)[0] == 200
         settings = f"/v1/projects/{key}/settings"
-        assert all(one.send(settings, None, "GET")[0] == 200 for one in connections)
+        assert all(connection.send(settings, None, "GET")[0] == 200 for connection in connections)
         # A disabled key is refused everywhere, the settings included; so is one of the config.
         change(servers[1], "disable", "website")
         since = change(servers[1], "disable", "ios")
@@ -108,8 +108,8 @@ def test_keys_are_followed_by_each_worker_of_each_host(tmp_path: Path, storage: 
             assert until_refused(connections, disabled, since) < IN_EFFECT
         assert [one.send(settings, None, "GET")[0] for one in connections] == [404] * 4
         path = f"/sourceConfig?writeKey={key}"
-        assert [one.send(path, None, "GET")[0] for one in connections] == [401] * 4
-        assert [one.status(second) for one in connections] == [200] * 4
+        assert [connection.send(path, None, "GET")[0] for connection in connections] == [401] * 4
+        assert [connection.status(second) for connection in connections] == [200] * 4
         # A worker that starts later refuses it from its first request on.
         before = servers[0].workers()
         victim = next(pid for pid in stack.enter_context(one_to_each_worker(servers[0])))

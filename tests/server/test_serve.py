@@ -56,9 +56,9 @@ def _answer(sock: socket.socket) -> tuple[int, str, bytes]:
         assert more, f"the connection ended after {data!r}"
         data += more
     head, _, body = data.partition(b"\r\n\r\n")
-    found = re.search(rb"(?i)\r\ncontent-length: (\d+)", head)
-    assert found
-    while len(body) < int(found[1]):
+    match = re.search(rb"(?i)\r\ncontent-length: (\d+)", head)
+    assert match
+    while len(body) < int(match[1]):
         body += sock.recv(65536)
     return int(head.split()[1]), head.decode("latin-1").lower(), body
 
@@ -314,6 +314,13 @@ def test_a_system_that_allows_too_few_files_is_named(tmp_path: Path) -> None:
     with start_server(tmp_path, preexec=few_files) as server:
         warning = next(line for line in server.lines() if line["level"] == "warning")
         assert "max_connections is 2048, but the system allows only 128" in warning["message"]
+
+
+def test_the_start_warns_of_a_removed_key(tmp_path: Path) -> None:
+    with start_server(tmp_path, config_extra="[limits]\nuser_links = 5\n") as server:
+        said = [line for line in server.lines() if "has no effect" in line["message"]]
+    warning = "limits.user_links has no effect: a user has at most 1000 anonymous ids."
+    assert [(line["level"], line["message"]) for line in said] == [("warning", warning)]
 
 
 @pytest.mark.parametrize("key", ["", "0123456789abcdef" * 2])

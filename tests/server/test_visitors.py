@@ -86,8 +86,8 @@ async def people_in(config: Path) -> tuple[list[Event], Any]:
         return (dict(one.traits), *more, one.groups, one.created_at, one.updated_at)
 
     return events, (
-        {one.user_id: view(one, one.certain, one.anonymous_ids) for one in users},
-        {one.anonymous_id: view(one, one.user_id) for one in visitors},
+        {user.user_id: view(user, user.certain, user.anonymous_ids) for user in users},
+        {visitor.anonymous_id: view(visitor, visitor.user_id) for visitor in visitors},
     )
 
 

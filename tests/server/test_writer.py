@@ -76,10 +76,10 @@ def two_servers(folder: Path) -> Iterator[tuple[Server, Server]]:
     (folder / "other").mkdir()
     path = f'path = "{folder / "engage.db"}"'
     with (
-        start_server(folder, workers=2) as one,
+        start_server(folder, workers=2) as server,
         Server(folder / "other", config.replace('path = "engage.db"', path)).start() as other,
     ):
-        yield one, other
+        yield server, other
 
 
 def writer_of(folder: Path) -> int:

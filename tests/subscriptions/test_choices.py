@@ -99,7 +99,7 @@ async def put(store: MemoryStore, value: Any, **options: Any) -> Any:
 
 def users_of(store: MemoryStore) -> list[str]:
     """Return the ids of the users who were changed; each unsubscription is also a visitor's."""
-    return [one.subject.id for one in store.changes if one.subject.kind is Kind.USER]
+    return [change.subject.id for change in store.changes if change.subject.kind is Kind.USER]
 
 
 async def refused(store: MemoryStore, value: Any) -> ApiError:
@@ -202,7 +202,7 @@ async def test_a_user_unsubscribes_the_visitor_with_the_same_id_too() -> None:
         "news": False,
         "offers": True,
     }
-    assert [(one.subject, one.choices) for one in store.changes] == [
+    assert [(change.subject, change.choices) for change in store.changes] == [
         (Subject(Kind.USER, "both"), {"news": False, "offers": True}),
         (Subject(Kind.VISITOR, "both"), {"news": False}),
     ]
@@ -213,12 +213,12 @@ async def test_a_user_unsubscribes_the_visitor_with_the_same_id_too() -> None:
 async def test_a_link_from_before_that_only_a_visitor_fits_unsubscribes() -> None:
     store = Held()
     assert await put(store, body({"news": False}, user="anon")) == {"news": False}
-    assert [one.subject for one in store.changes] == [Subject(Kind.VISITOR, "anon")]
+    assert [change.subject for change in store.changes] == [Subject(Kind.VISITOR, "anon")]
     for changes in ({}, {"offers": True}):
         assert (await refused(Held(), body(changes, user="anon"))).code == "link_expired"
     # One that fits a user is the user's.
     await put(store, body({"news": False}, user="both"))
-    assert [one.subject for one in store.changes[1:]] == [
+    assert [change.subject for change in store.changes[1:]] == [
         Subject(Kind.USER, "both"),
         Subject(Kind.VISITOR, "both"),
     ]
@@ -262,7 +262,7 @@ async def test_the_event_loop_is_not_held_by_many_users(monkeypatch: pytest.Monk
     """Not even by several requests with a wrong hash at once: they take turns."""
     core = make_core(store_with_users(*(f"u-{number}" for number in range(MANY))))
     forms = ["ada@example.com", "Ada@Example.com", " ada@example.com"]
-    wrong = [orjson.dumps(body(hash="0" * 64, identifier=one)) for one in forms for _ in range(8)]
+    wrong = [orjson.dumps(body(hash="0" * 64, identifier=form)) for form in forms for _ in range(8)]
     digests = Digests(monkeypatch)
     calls = [core.pipeline.subscriptions(one) for one in wrong]
     await asyncio.gather(*calls, return_exceptions=True)
@@ -302,7 +302,7 @@ async def test_identifiers_take_turns() -> None:
     core = make_core(store)
     others = [body(identifier=f"{' ' * number}ada@example.com", user="-") for number in range(5)]
     requests = [
-        asyncio.create_task(core.pipeline.subscriptions(orjson.dumps(one))) for one in others
+        asyncio.create_task(core.pipeline.subscriptions(orjson.dumps(other))) for other in others
     ]
     await turns()
     bob = body(identifier="bob@example.com", user="b-999")
@@ -622,7 +622,7 @@ async def test_an_unsubscription_by_an_address_is_an_objection_of_the_address() 
     # What a provider reported stays.
     at = NOW + 5
     reports = [suppression("ada@example.com", reason=r, at=at) for r in ("complaint", "objection")]
-    await store.suppress([dataclasses.replace(one, group_id="news") for one in reports])
+    await store.suppress([dataclasses.replace(report, group_id="news") for report in reports])
     await put(store, body({"news": True}))
     assert objections(store) == {"news": True, "offers": False}
     wanted = [("email", "ada@example.com")]
@@ -647,7 +647,7 @@ async def test_an_objection_is_of_the_channels_that_send_to_such_an_address() ->
     phone: Any = {"identifier": "+49 1", "identifierKey": "phone"}
     core = make_core(store, workspace=workspace)
     for how, on in (("page", False), ("api", True)):
-        change = body({one.id: on for one in groups}, **phone)
+        change = body({group.id: on for group in groups}, **phone)
         await core.pipeline.subscriptions(orjson.dumps(change), source=Source(how=how))
         assert {
             (one.channel, one.address, one.group_id, one.how, one.lifted)

@@ -14,12 +14,12 @@ PAGE = Path(__file__).resolve().parents[2] / "docs/clients.md"
 def example(heading: str, engage: Server) -> str:
     """Return the code under a heading of docs/clients.md, with the server's URL and write key."""
     text = PAGE.read_text()
-    found = re.search(
+    match = re.search(
         rf"^### {re.escape(heading)}\n+```\w+\n(.*?)^```", text, re.DOTALL | re.MULTILINE
     )
-    assert found, f"docs/clients.md has no example of {heading}"
+    assert match, f"docs/clients.md has no example of {heading}"
     address = engage.url.removeprefix("http://")
-    code = found[1].replace("https://events.example.com", engage.url)
+    code = match[1].replace("https://events.example.com", engage.url)
     code = code.replace(
         '"events.example.com/v1"',
         f'"{address}/v1", protocol: "http"',

@@ -71,7 +71,7 @@ def one_to_each_worker(server: Server, workers: int = 2) -> Iterator[dict[int, C
                 connection.close()
         alone = len(found) == len(opened) == workers
         opened[:] = found.values()
-        return {pid: one for pid, one in found.items() if pid is not None} if alone else None
+        return {pid: value for pid, value in found.items() if pid is not None} if alone else None
 
     try:
         yield wait_for(complete, what="a connection to each worker")

@@ -7,13 +7,19 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from engage.pipeline.group_commit import GroupCommit
+from engage.pipeline.group_commit import GroupCommit, WriteQueue
 
 
 class Target:
     """The storage call of a group commit, recorded."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(
+        self,
+        *,
+        timeout: float = 30.0,
+        refuse: Callable[[Any, Exception], str] | None = None,
+        **options: Any,
+    ) -> None:
         self.calls: list[list[Any]] = []
         #: Called before a call returns. It may raise, or return something to wait for.
         self.before: Callable[[Sequence[Any]], Any] = lambda items: None
@@ -25,13 +31,15 @@ class Target:
         self.recovery.set()
         #: The items for which a call has results.
         self.results: Callable[[Sequence[Any]], Sequence[Any]] = lambda items: items
-        values: dict[str, Any] = {"max_weight": 100, "max_bytes": 1000, "timeout": 30.0}
+        values = {"max_weight": 100, "max_bytes": 1000, **options}
         self.group_commit: GroupCommit[Any, str] = GroupCommit(
             self.call,
+            WriteQueue(**values),
+            timeout=timeout,
+            refuse=refuse,
             done=lambda seconds, items, results: self.done.append(len(items)),
             failed=self.fail,
             recover=self.recover,
-            **{**values, **options},
         )
 
     async def call(self, items: Sequence[Any]) -> Sequence[str]:

@@ -135,9 +135,9 @@ def _delete_link(link: str) -> None:
 
 def _remove_those_of_dead_processes() -> None:
     for line in _ip("netns", "list").splitlines():
-        found = _NAME.match(line)
-        if found is not None and not alive(int(found[1])):
+        match = _NAME.match(line)
+        if match is not None and not alive(int(match[1])):
             with contextlib.suppress(RuntimeError):
-                _ip("netns", "del", found[0])
+                _ip("netns", "del", match[0])
             with contextlib.suppress(RuntimeError):
-                _ip("link", "del", f"engbr{found[1]}")
+                _ip("link", "del", f"engbr{match[1]}")

@@ -26,7 +26,7 @@ from engage.audit import Actor
 from engage.keys.changes import create_key
 from engage.monitoring.logs import ACCESS
 from engage.monitoring.metrics import Metrics
-from engage.monitoring.refusals import Refusal
+from engage.monitoring.sampler import Refusal
 from engage.pipeline.pipeline import Pipeline
 from support.http_client import DEADLINE, RawClient
 from support.http_corpus import HALF_CLOSE, HANG_UP, PAUSE, READ, READ_HEAD, WAIT, Group
@@ -136,7 +136,7 @@ async def _play(server: Serving, steps: Sequence[bytes | str], valve: Valve) -> 
     assert listener is not None
 
     def busy() -> bool:
-        return any(one.serving for one in listener.connections)
+        return any(connection.serving for connection in listener.connections)
 
     answers = []
     if HANG_UP in steps:

@@ -134,10 +134,10 @@ def _run(command: list[str]) -> None:
 
 
 def _program(name: str) -> str:
-    found = shutil.which(name)
-    if found is None:
+    program = shutil.which(name)
+    if program is None:
         raise NoKafkaError(HELP)
-    return found
+    return program
 
 
 @functools.cache

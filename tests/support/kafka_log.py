@@ -75,7 +75,7 @@ async def read_records(reader: LogReader, count: int) -> list[LogRecord]:
         while len(found) < count:
             with contextlib.suppress(StorageUnavailable):
                 batch = await reader.read(max_records=10, max_bytes=1 << 20, wait=0.5)
-                found += [one.record for one in batch.records]
+                found += [record.record for record in batch.records]
     return found
 
 
@@ -192,8 +192,8 @@ async def _read(job: dict[str, Any]) -> None:
                 portion = await reader.read(max_records=200, max_bytes=1 << 20, wait=0.5)
                 assert not portion.gaps
                 # One call of the system: a line is there as a whole or not at all.
-                file.write(b"".join(one.record.value + b"\n" for one in portion.records))
-                places = {one.partition: one.offset + 1 for one in portion.records}
+                file.write(b"".join(record.record.value + b"\n" for record in portion.records))
+                places = {record.partition: record.offset + 1 for record in portion.records}
                 await reader.commit(places)
             except StorageUnavailable as error:
                 print(error, file=sys.stderr)

@@ -117,7 +117,7 @@ def load_again(server: Server, since: str) -> Result:
 
 def stored_ids(server: Server) -> list[str]:
     """Return the message ids in the store of a server, in order of arrival."""
-    return [one["messageId"] for one in server.export()]
+    return [event["messageId"] for event in server.export()]
 
 
 def wait_until_stored(
@@ -154,14 +154,14 @@ def judge(
     :param choosers: the beginning of the ids of users who only made choices.
     """
     events: list[dict[str, Any]] = server.export()
-    check_exactly_once([one["messageId"] for one in events], set(acknowledged), set(sent))
+    check_exactly_once([event["messageId"] for event in events], set(acknowledged), set(sent))
     if not profiles:
         return
-    users = sorted(server.export("users"), key=lambda one: str(one["userId"]))
+    users = sorted(server.export("users"), key=lambda user: str(user["userId"]))
     if choosers is not None:
-        users = [one for one in users if not one["userId"].startswith(choosers)]
+        users = [user for user in users if not user["userId"].startswith(choosers)]
     _same(users, expected_users(events))
-    groups = sorted(server.export("groups"), key=lambda one: str(one["groupId"]))
+    groups = sorted(server.export("groups"), key=lambda group: str(group["groupId"]))
     _same(groups, expected_groups(events))
 
 

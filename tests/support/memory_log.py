@@ -129,7 +129,7 @@ class MemoryBroker:
 
     def ends(self) -> dict[int, int]:
         """Return partition → the offset of its next record."""
-        return {number: one.end for number, one in enumerate(self._partitions)}
+        return {number: partition.end for number, partition in enumerate(self._partitions)}
 
     def committed(self, group: str) -> dict[int, int]:
         """Return partition → the committed offset of a group."""
@@ -233,13 +233,13 @@ class MemoryBroker:
         if (offset := self._groups[group].committed.get(number)) is not None or since is None:
             return offset
         partition = self._partitions[number]
-        later = (one.offset for one in partition.records if one.appended_at >= since)
+        later = (record.offset for record in partition.records if record.appended_at >= since)
         return next(later, partition.end)
 
     def after(self, number: int, offset: int, limit: int) -> list[ReadRecord]:
         """Return records of a partition from an offset on."""
         records = self._partitions[number].records
-        index = bisect.bisect_left(records, offset, key=lambda one: one.offset)
+        index = bisect.bisect_left(records, offset, key=lambda record: record.offset)
         return records[index : index + limit]
 
     def first(self, number: int) -> int:
@@ -332,12 +332,12 @@ class MemoryLog(EventLog):
     async def append_dead(self, records: Sequence[LogRecord]) -> Sequence[Outcome]:
         await self.enter("append_dead")
         most = self.max_value_bytes if self.broker.max_dead is None else self.broker.max_dead
-        self.broker.dead.extend(one for one in records if len(one.value) <= most)
+        self.broker.dead.extend(record for record in records if len(record.value) <= most)
         return [
             Outcome(Status.STORED)
-            if len(one.value) <= most
+            if len(record.value) <= most
             else Outcome(Status.REFUSED, "the record is too large")
-            for one in records
+            for record in records
         ]
 
     async def _wait(self, waiting: Sequence[asyncio.Future[None]]) -> None:
@@ -348,8 +348,8 @@ class MemoryLog(EventLog):
                 _, late = await asyncio.wait(pending, timeout=self.write_timeout)
             finally:
                 self._appending -= pending
-                for one in pending:
-                    one.cancel()
+                for record in pending:
+                    record.cancel()
             if late:
                 raise StorageUnavailable("a partition has no leader")
 

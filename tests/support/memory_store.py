@@ -56,8 +56,8 @@ def edit(store: Memory, table: Table, *key: Any, **values: Any) -> None:
 
 def events_of(store: Memory) -> Mapping[tuple[str, str, str], Event]:
     """Return the events of a store, in order of arrival: identity → event."""
-    found = [row for row in store.stored.tables.rows(events.EVENTS) if row[3] != events.ERASED_TYPE]
-    return {one.identity: one for one in map(events.event_of, found)}
+    rows = [row for row in store.stored.tables.rows(events.EVENTS) if row[3] != events.ERASED_TYPE]
+    return {one.identity: one for one in map(events.event_of, rows)}
 
 
 def profiles_of(store: Memory) -> set[tuple[str, int, str]]:
@@ -115,11 +115,11 @@ class MemoryEvents(memory_store.MemoryStore):
             await waited
         refused = {one: Outcome(Status.REFUSED, reason=why) for one, why in self.refuse.items()}
         written = iter(
-            await super().write([one for one in events if one.message_id not in refused])
+            await super().write([event for event in events if event.message_id not in refused])
         )
-        outcomes = [refused.get(one.message_id) or next(written) for one in events]
+        outcomes = [refused.get(event.message_id) or next(written) for event in events]
         if not self.with_stored:
-            outcomes = [dataclasses.replace(one, stored=None) for one in outcomes]
+            outcomes = [dataclasses.replace(outcome, stored=None) for outcome in outcomes]
         return outcomes
 
     async def expire(self, before: int, *, limit: int, force: bool = False) -> int:
@@ -188,9 +188,9 @@ class MemoryDeadLetters(memory_store.MemoryStore):
     async def keep(self, letters: Sequence[DeadLetter]) -> Sequence[bool]:
         if self.before_put is not None:
             self.before_put()
-        await super().keep([one for one in letters if one.budget not in self.full])
+        await super().keep([letter for letter in letters if letter.budget not in self.full])
         kept = self.letters
-        return [(one.workspace_id, one.id) in kept for one in letters]
+        return [(letter.workspace_id, letter.id) in kept for letter in letters]
 
 
 class MemoryStore(

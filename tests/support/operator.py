@@ -196,11 +196,11 @@ def operator(
     browser: Browser, server: Server, url: str | None = None, *, age: float = 0.0
 ) -> Iterator[Operator]:
     """Yield an operator who is signed in; in the end, no page may have had an error."""
-    one = Operator(browser, url or console_url(server))
+    watcher = Operator(browser, url or console_url(server))
     try:
-        one.sign_in(server, age)
-        yield one
-        problems = one.problems()
+        watcher.sign_in(server, age)
+        yield watcher
+        problems = watcher.problems()
         assert not problems, problems
     finally:
-        one.close()
+        watcher.close()

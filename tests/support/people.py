@@ -133,10 +133,10 @@ async def lines(store: Any, workspace: str = "acme") -> list[bytes]:
             items = await all_pages(scan, first, None)
         else:
             items = await all_pages(scan, first)
-        found += [kind.encode() + b" " + render(kind, one).json for one in items]
+        found += [kind.encode() + b" " + render(kind, item).json for item in items]
     found += [
-        b"%s %s" % (one.kind.encode(), one.body)
-        for one in await all_pages(store.list_records, None)
+        b"%s %s" % (record.kind.encode(), record.body)
+        for record in await all_pages(store.list_records, None)
     ]
     return found
 

@@ -24,7 +24,7 @@ from engage.api import (
 from engage.config import DEFAULT_LIMITS, Limits, SubscriptionGroup, Workspace, WriteKey
 from engage.errors import ApiError, Limit
 from engage.keys.auth import Authenticator, Principal
-from engage.keys.rules import Rules
+from engage.keys.limits import Rules
 from engage.monitoring.metrics import Metrics
 from engage.pipeline.conflicts import Conflicts
 from engage.pipeline.ingest import Ingest
@@ -89,8 +89,8 @@ class CountingMetrics(Metrics):
     ) -> None:
         self.events[kind, outcome] += count
 
-    def write(self, seconds: float, events: int, waiting: int) -> None:
-        self.writes.append(events)
+    def write(self, seconds: float, events: int, waiting: int, *, to: str = "write") -> None:
+        (self.writes if to == "write" else self.appended).append(events)
 
     def count(self, name: str, *labels: str, by: int = 1) -> None:
         match name:
@@ -100,6 +100,8 @@ class CountingMetrics(Metrics):
                 self.log_errors += by
             case "log_gap_records":
                 self.gap_records += by
+            case "loaded_records":
+                self.loads[labels[0]] += by
             case "dead_letters":
                 self.letters[labels[0]] += by
             case "dropped":
@@ -107,16 +109,10 @@ class CountingMetrics(Metrics):
             case _:
                 super().count(name, *labels, by=by)
 
-    def append(self, seconds: float, events: int, waiting: int) -> None:
-        self.appended.append(events)
-
-    def loaded(self, outcome: str, count: int = 1) -> None:
-        self.loads[outcome] += count
-
     def paused(self, partitions: int) -> None:
         self.paused_partitions = partitions
 
-    def log(self, gauges: Mapping[str, float], texts: Mapping[str, str]) -> None:
+    def report(self, part: str, gauges: Mapping[str, float], texts: Mapping[str, str]) -> None:
         self.gauges.update(gauges)
 
 

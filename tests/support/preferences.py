@@ -84,8 +84,8 @@ def choices(server: Server, link: dict[str, str]) -> dict[str, bool]:
     """Return what a person has chosen, as the server tells a page."""
     answer = server.get(page_of(link, SUBSCRIPTIONS))
     assert answer.status_code == 200, answer.text
-    found: dict[str, bool] = answer.json()["subscriptions"]
-    return found
+    subscriptions: dict[str, bool] = answer.json()["subscriptions"]
+    return subscriptions
 
 
 def body_of(link: dict[str, str], **changes: bool) -> dict[str, object]:
@@ -96,4 +96,4 @@ def body_of(link: dict[str, str], **changes: bool) -> dict[str, object]:
 
 def ledger(server: Server, user: str) -> list[dict[str, Any]]:
     """Return the history of a person's choices."""
-    return [one for one in server.export("subscription-history") if one["userId"] == user]
+    return [change for change in server.export("subscription-history") if change["userId"] == user]

@@ -84,8 +84,8 @@ def signature_vectors(provider: str) -> list[dict[str, Any]]:
 @functools.cache
 def mappings(provider: str) -> list[dict[str, Any]]:
     """Return the recorded translations of the provider."""
-    found = json.loads((DATA / "webhook_mappings.json").read_bytes())
-    return [mapping for mapping in found if mapping["provider"] == provider]
+    document = json.loads((DATA / "webhook_mappings.json").read_bytes())
+    return [mapping for mapping in document if mapping["provider"] == provider]
 
 
 #: All recorded signatures, and all recorded translations.

@@ -145,23 +145,23 @@ class _File:
         self._synced = 0
         self._begun: dict[int, int] = {}
 
-    def replay(self, one: Call, kept: float, chance: random.Random) -> None:
+    def replay(self, call: Call, kept: float, chance: random.Random) -> None:
         """:param kept: the part of the pages that a failed sync writes; of truncations, all."""
-        if one.call == "w":
-            end = one.offset + len(one.data)
+        if call.call == "w":
+            end = call.offset + len(call.data)
             self.cache.extend(bytes(max(0, end - len(self.cache))))
-            self.cache[one.offset : end] = one.data
-            for start in range(one.offset // _PAGE * _PAGE, end, _PAGE):
+            self.cache[call.offset : end] = call.data
+            for start in range(call.offset // _PAGE * _PAGE, end, _PAGE):
                 self.changes.append((start // _PAGE, bytes(self.cache[start : start + _PAGE])))
-        elif one.call == "t":
-            _apply(self.cache, one.offset)
-            self.changes.append(one.offset)
-        elif one.call == "s":
-            self._begun[one.offset] = self._synced + len(self.changes)
-        elif one.call == "S":
-            count = max(0, self._begun.pop(one.offset) - self._synced)
+        elif call.call == "t":
+            _apply(self.cache, call.offset)
+            self.changes.append(call.offset)
+        elif call.call == "s":
+            self._begun[call.offset] = self._synced + len(self.changes)
+        elif call.call == "S":
+            count = max(0, self._begun.pop(call.offset) - self._synced)
             for change in self.changes[:count]:
-                if one.result == 0 or isinstance(change, int) or chance.random() < kept:
+                if call.result == 0 or isinstance(change, int) or chance.random() < kept:
                     _apply(self.disk, change)
             del self.changes[:count]
             self._synced += count
@@ -209,24 +209,24 @@ class _Disk:
         self._renames: list[tuple[str, str, _File | None]] = []
         self.promised = Promised()
 
-    def replay(self, one: Call) -> None:
-        names = one.data.decode().split() if one.call in "axb" else []
-        if one.call == "a":
+    def replay(self, call: Call) -> None:
+        names = call.data.decode().split() if call.call in "axb" else []
+        if call.call == "a":
             self.promised.acknowledged.update(names)
-        elif one.call == "x":
+        elif call.call == "x":
             self.promised.expired.update(names)
-        elif one.call == "b":
-            self.promised.backups[one.name] = set(names)
-        elif one.call == "c":
-            self._files[one.file] = _File()
-            self._renames.append(("", one.name, self._files[one.file]))
-        elif one.call in "ur":
-            self._renames.append((one.name, os.path.basename(one.data.decode()), None))
-        elif one.call == "F" and one.result == 0:
+        elif call.call == "b":
+            self.promised.backups[call.name] = set(names)
+        elif call.call == "c":
+            self._files[call.file] = _File()
+            self._renames.append(("", call.name, self._files[call.file]))
+        elif call.call in "ur":
+            self._renames.append((call.name, os.path.basename(call.data.decode()), None))
+        elif call.call == "F" and call.result == 0:
             self._rename(self._names, len(self._renames))
             self._renames.clear()
-        elif one.file in self._files:
-            self._files[one.file].replay(one, self._kept, self._chance)
+        elif call.file in self._files:
+            self._files[call.file].replay(call, self._kept, self._chance)
 
     def _rename(self, names: dict[str, _File], count: int) -> None:
         for old, new, created in self._renames[:count]:
@@ -250,8 +250,8 @@ def states(
     :return: where the cut is, the files, and what was promised.
     """
     chance = random.Random(seed)
-    errors = [at for at, one in enumerate(calls) if one.call == "S" and one.result]
-    marks = [at for at, one in enumerate(calls) if one.call == "m"]
+    errors = [at for at, call in enumerate(calls) if call.call == "S" and call.result]
+    marks = [at for at, call in enumerate(calls) if call.call == "m"]
     while count > 0:
         cuts = [len(calls)]
         for _ in range(min(7, count - 1)):

@@ -157,8 +157,8 @@ async def load(*stores: SqliteStorage) -> AsyncIterator[None]:
         # They go on after the last disturbance.
         await more()
     finally:
-        for one in loads:
-            one.stop()
+        for load in loads:
+            load.stop()
         await asyncio.gather(*tasks)
     stored = await ids(stores[0], limit=1000)
     acknowledged = {name for one in loads for name in one.acknowledged}

@@ -8,7 +8,7 @@ import contextlib
 
 import pytest
 
-from engage.monitoring.throttle import LINE_SECONDS
+from engage.monitoring.sampler import LINE_SECONDS
 from engage.upkeep.dropped_changes import report_dropped_changes
 from support.memory_store import MemoryStore
 from support.pipeline import CountingMetrics

@@ -80,7 +80,7 @@ async def test_visitors_that_no_event_changed_are_deleted() -> None:
     await store.write([*old, young])
     assert await expire(store, Retention(visitors_days=9), now=NOW, slice_=10) == (0, 0, 25)
     assert [
-        one.anonymous_id for one in (await store.scan_visitors(None, after=None, limit=9)).items
+        item.anonymous_id for item in (await store.scan_visitors(None, after=None, limit=9)).items
     ] == ["young"]
     assert len(store.events) == 26
 

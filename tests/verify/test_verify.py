@@ -260,9 +260,9 @@ async def test_what_is_older_than_all_events_is_not_deleted() -> None:
     before = await store.linked_to("acme", "ann"), await store.profile("acme", "eve")
     report = await verified(store, repair=True)
     assert {"users": 2, "links": 1}.items() <= report.different.items()
-    found = await store.profile("acme", "ann")
-    assert found is not None
-    assert found.traits["old"] == 1
+    profile = await store.profile("acme", "ann")
+    assert profile is not None
+    assert profile.traits["old"] == 1
     # Nor is the decision of an operator.
     assert (await store.linked_to("acme", "ann"), await store.profile("acme", "eve")) == before
 
@@ -296,10 +296,10 @@ async def test_the_repair_of_a_sound_store_changes_nothing() -> None:
     store = made()
     await fill(store)
     tables = [PROFILES, TRAITS, MEMBERSHIPS, LINKS, CHOICES]
-    before = [store.stored.tables.rows(one) for one in tables]
+    before = [store.stored.tables.rows(table) for table in tables]
     report = await verified(store, repair=True)
     assert not report.repaired
-    assert [store.stored.tables.rows(one) for one in tables] == before
+    assert [store.stored.tables.rows(table) for table in tables] == before
 
 
 async def test_a_repair_keeps_what_was_written_since() -> None:
@@ -371,8 +371,8 @@ async def test_what_visitors_that_gave_way_lack_is_unprovable() -> None:
     store = made(visitors=2)
     traits = {"n": 1, "email": "a@b.c"}
     events = [full(f"v{n}", type="identify", anonymous_id=f"v{n}", traits=traits) for n in range(5)]
-    for one in events:
-        await store.write([one])
+    for event in events:
+        await store.write([event])
     await store.write(
         [
             full("again", type="identify", anonymous_id="v0", traits={"m": 1}, at=5),
@@ -545,9 +545,9 @@ class Busy(testing.MemoryStore):
 
     async def _work(self) -> None:
         events = []
-        for one in random_events(self.random, 12, users=6):
+        for event in random_events(self.random, 12, users=6):
             Busy.number += 1
-            fields = one.document()
+            fields = event.document()
             for name in ("type", "userId", "anonymousId", "messageId", "workspaceId"):
                 fields.pop(name, None)
             del fields["receivedAt"], fields["timestamp"]
@@ -555,15 +555,15 @@ class Busy(testing.MemoryStore):
             early = self.random.choice((0, 5, 100_000_000))
             again = full(
                 f"live{Busy.number}",
-                type=one.type,
-                user_id=one.user_id,
-                anonymous_id=one.anonymous_id,
-                origin=one.origin,
+                type=event.type,
+                user_id=event.user_id,
+                anonymous_id=event.anonymous_id,
+                origin=event.origin,
                 at=at - early,
                 received=at,
                 **fields,
             )
-            again.name = one.name
+            again.name = event.name
             events.append(again)
         await self.write(events)
         await self.apply(
@@ -607,7 +607,7 @@ async def test_a_store_in_use_has_no_differences(
     Busy.random = random.Random(seed)
     await fill(store, seed=seed, count=150)
     report = await verified(store)
-    assert [one for one in report.differences if one[0] != "conflicts"] == []
+    assert [difference for difference in report.differences if difference[0] != "conflicts"] == []
 
 
 async def test_damage_is_found_in_a_store_in_use(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,7 +103,7 @@ def test_an_element_that_is_nested_too_deeply_has_no_id() -> None:
     ],
 )
 def test_addresses_are_read(written: Any, addresses: list[str]) -> None:
-    assert [one.value for one in email_recipients(written)] == addresses
+    assert [recipient.value for recipient in email_recipients(written)] == addresses
     # The first candidate that has any counts.
     either = email_recipients(written, "z@example.com")
     assert [one.value for one in either] == (addresses or ["z@example.com"])

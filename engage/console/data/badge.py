@@ -48,7 +48,7 @@ class Badge:
         if fresh or not 0 <= now - self._at < FRESH:
             self._uses = await self._reader.read(store.budget_use())
             self._at = now
-        return [one for one in self._uses if one.workspace_id == workspace_id]
+        return [use for use in self._uses if use.workspace_id == workspace_id]
 
 
 class Budget(NamedTuple):

@@ -141,10 +141,10 @@ async def overview(
         after = page.cursor
         if after is None:
             break
-    known = await reader.read(
+    hours = await reader.read(
         store.counts(HOUR, since=0, until=first, names=(UP,), after=None, limit=1)
     )
-    hour = known.items[0].at if known.items else None
+    hour = hours.items[0].at if hours.items else None
     # An hour in which the range begins may be that of the first start.
     before = hour is not None and hour + HOUR * 1000 <= first
     return _summed(sums, workspace, span, at, hour if before else None)
@@ -160,29 +160,29 @@ def _summed(
     keys: dict[str, list[int]] = collections.defaultdict(lambda: [0] * steps)
     buckets: list[dict[float, int]] = [collections.defaultdict(int) for _ in at]
     noticed: collections.Counter[str] = collections.Counter()
-    for one in sums:
-        index = (one.at - at.start) // at.step
+    for row in sums:
+        index = (row.at - at.start) // at.step
         if not 0 <= index < steps:
             continue
-        if one.name == UP:
+        if row.name == UP:
             running[index] = True
-        elif one.name == QUEUE:
-            queue[index] = max(queue[index] or 0, one.greatest)
-        elif one.name == REQUESTS:
-            buckets[index][float(one.labels[0])] += one.total
-        elif one.name == EVENTS and one.labels[1:] in NOTICES:
-            noticed[NOTICES[one.labels[1:]]] += one.total if one.workspace_id == workspace else 0
-        elif one.name == EVENTS and one.workspace_id == workspace:
-            key, _, outcome = one.labels
-            outcomes[_outcome(outcome)][index] += one.total
+        elif row.name == QUEUE:
+            queue[index] = max(queue[index] or 0, row.greatest)
+        elif row.name == REQUESTS:
+            buckets[index][float(row.labels[0])] += row.total
+        elif row.name == EVENTS and row.labels[1:] in NOTICES:
+            noticed[NOTICES[row.labels[1:]]] += row.total if row.workspace_id == workspace else 0
+        elif row.name == EVENTS and row.workspace_id == workspace:
+            key, _, outcome = row.labels
+            outcomes[_outcome(outcome)][index] += row.total
             if key:
-                keys[key][index] += one.total
-        elif one.name == REFUSED and one.workspace_id in (workspace, ""):
+                keys[key][index] += row.total
+        elif row.name == REFUSED and row.workspace_id in (workspace, ""):
             # A request without a known key may have been meant for any workspace.
-            outcomes["refused"][index] += one.total
-            key, _, reason = one.labels
+            outcomes["refused"][index] += row.total
+            key, _, reason = row.labels
             if key != UNKNOWN_KEY or reason in _KEY_REASONS:
-                keys[key][index] += one.total
+                keys[key][index] += row.total
     for index, value in enumerate(queue):
         if value is None and running[index]:
             queue[index] = 0
@@ -195,7 +195,7 @@ def _summed(
         step=at.step // 1000,
         at=list(at),
         running=running,
-        started=next((one for one, up in zip(at, running, strict=True) if up), at.stop)
+        started=next((start for start, up in zip(at, running, strict=True) if up), at.stop)
         if started is None
         else started,
         outcomes=outcomes,
@@ -224,26 +224,26 @@ def _position(bucket: Mapping[float, int], percent: int) -> tuple[float, float, 
     total = sum(bucket.values())
     if not total:
         return None
-    wanted = total * percent / 100
+    rank = total * percent / 100
     seen = 0
     for bound in sorted(bucket):
         count = bucket[bound]
-        if seen + count >= wanted:
+        if seen + count >= rank:
             place = _BOUNDS.index(bound)
-            return (_BOUNDS[place - 1] if place else 0.0, bound, (wanted - seen) / count)
+            return (_BOUNDS[place - 1] if place else 0.0, bound, (rank - seen) / count)
         seen += count
     raise AssertionError("the counts do not add up")
 
 
 def _percentile(bucket: Mapping[float, int], percent: int) -> float | None:
     """Return a percentile in milliseconds, interpolated within its bucket."""
-    found = _position(bucket, percent)
-    if found is None:
+    position = _position(bucket, percent)
+    if position is None:
         return None
-    low, high, part = found
+    low, high, part = position
     return 1000 * (low if math.isinf(high) else low + (high - low) * part)
 
 
 def _bucket_of(bucket: Mapping[float, int], percent: int) -> tuple[float, float] | None:
-    found = _position(bucket, percent)
-    return None if found is None else (found[0] * 1000, found[1] * 1000)
+    position = _position(bucket, percent)
+    return None if position is None else (position[0] * 1000, position[1] * 1000)

@@ -51,10 +51,10 @@ class Names:
         now = self._clock()
         at, counted = self._known.get(workspace_id, (0.0, None))
         if not 0 <= now - at < FRESH:
-            wanted = EventFilter(workspace_id=workspace_id)
+            criteria = EventFilter(workspace_id=workspace_id)
             try:
                 page = await self._reader.read(
-                    self._store.recent(wanted, limit=EVENTS), within=PATIENCE
+                    self._store.recent(criteria, limit=EVENTS), within=PATIENCE
                 )
             except StorageUnavailable:
                 page = None

@@ -25,12 +25,12 @@ def seen(rows: Iterable[Row]) -> Seen:
     """Return the suggestions that rows of the ring give."""
     texts = [row.texts for row in rows]
     return Seen(
-        _typable(one.name for one in texts),
-        _typable(one.user_id or one.anonymous_id for one in texts),
+        _typable(row.name for row in texts),
+        _typable(row.user_id or row.anonymous_id for row in texts),
     )
 
 
 def _typable(texts: Iterable[str | None]) -> list[str]:
     """Return each text once, without those that cannot be read in one line as they are."""
-    found = dict.fromkeys(one for one in texts if one and one == cell(one))
-    return list(found)[:ROWS]
+    typable = dict.fromkeys(text for text in texts if text and text == cell(text))
+    return list(typable)[:ROWS]

@@ -48,12 +48,12 @@ def number(value: float) -> str:
     return f"{value:,}".replace(",", "\u202f")
 
 
-def plural(count: int, one: str, many: str = "") -> str:
+def plural(count: int, singular: str, many: str = "") -> str:
     """Return a count with its noun: ``1 event``, ``2 events``.
 
-    :param many: the noun for other counts; by default ``one`` with an ``s``.
+    :param many: the noun for other counts; by default ``singular`` with an ``s``.
     """
-    return f"{number(count)} {one if count == 1 else many or one + 's'}"
+    return f"{number(count)} {singular if count == 1 else many or singular + 's'}"
 
 
 def percent(part: float, whole: float) -> str:

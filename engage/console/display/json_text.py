@@ -94,10 +94,10 @@ def places_of(text: str, pointers: Collection[str]) -> Mapping[str, tuple[int, i
     :param pointers: see RFC 6901. If the text has no such value, its nearest parent is meant.
     """
     wrong = _wrong_at(text)
-    found = _offsets(text, pointers) if wrong is None else dict.fromkeys(pointers, wrong)
+    offsets = _offsets(text, pointers) if wrong is None else dict.fromkeys(pointers, wrong)
     return {
         pointer: (text.count("\n", 0, offset) + 1, offset - text.rfind("\n", 0, offset))
-        for pointer, offset in found.items()
+        for pointer, offset in offsets.items()
     }
 
 
@@ -143,7 +143,7 @@ def _offsets(text: str, pointers: Collection[str]) -> dict[str, int]:
             place.offset = match.start()
         if piece in ("{", "["):
             stack.append((place, 0 if piece == "[" else None))
-    found = {}
+    offsets = {}
     for pointer in pointers:
         place = root
         for part in _parts(pointer):
@@ -151,8 +151,8 @@ def _offsets(text: str, pointers: Collection[str]) -> dict[str, int]:
             if inner.offset is None:
                 break
             place = inner
-        found[pointer] = place.offset or 0
-    return found
+        offsets[pointer] = place.offset or 0
+    return offsets
 
 
 def _parts(pointer: str) -> list[str]:

@@ -46,7 +46,7 @@ class _PersonHandler(ConsoleHandler):
 
     def visitors(self, box: str) -> list[str]:
         """Return the anonymous ids whose boxes of a name were ticked, exactly."""
-        return [self.decode_argument(one, box) for one in self.request.arguments.get(box, ())]
+        return [self.decode_argument(value, box) for value in self.request.arguments.get(box, ())]
 
     def named_addresses(self) -> set[str]:
         """Return the addresses that were typed, one on each line.
@@ -99,7 +99,7 @@ class EraseHandler(_PersonHandler):
             requests = await self.read(self._requests()) or []
         else:
             others = await self.read(self._others(user_id)) or others
-        ticked = {one.anonymous_id for one in others.visitors if one.linked and not one.shared}
+        ticked = {x.anonymous_id for x in others.visitors if x.linked and not x.shared}
         if self.request.method == "POST":
             ticked = set(self.visitors("visitor"))
         self.page(
@@ -129,13 +129,13 @@ class EraseHandler(_PersonHandler):
 
     async def _requests(self) -> list[Request]:
         """Return the first requests that are left."""
-        console, found = self.console, list[Request]()
+        console, requests = self.console, list[Request]()
         names = console.registry.erasure_requests(console.config, self.workspace.id)
-        async for one in erasure_requests(console.store, self.workspace.id, names):
-            found.append(one)
-            if len(found) == ROWS:
+        async for request in erasure_requests(console.store, self.workspace.id, names):
+            requests.append(request)
+            if len(requests) == ROWS:
                 break
-        return found
+        return requests
 
 
 class PersonHandler(_PersonHandler):

@@ -68,8 +68,8 @@ class _Loads(ConsoleHandler):
     def curl_of(self, event: Event, text: str) -> str:
         """Return the command that sends an event again."""
         key_id = event.document().get("writeKeyId")
-        known = self.console.keys.of(self.workspace.id)
-        keys = {key.id: key.key or "YOUR_SERVER_KEY" for key in known}
+        all_keys = self.console.keys.of(self.workspace.id)
+        keys = {key.id: key.key or "YOUR_SERVER_KEY" for key in all_keys}
         key = keys.get(str(key_id)) or next(iter(keys.values()), "YOUR_WRITE_KEY")
         return event_as_curl(server_url(self.console.config), key, text)
 
@@ -124,7 +124,7 @@ class _Loads(ConsoleHandler):
             "lines": _lines(json_lines(text, marked)),
             "raw": text,
             "curl": "",
-            "reasons": [visible(str(one)) for one in problems] or [visible(letter.message)],
+            "reasons": [visible(str(problem)) for problem in problems] or [visible(letter.message)],
             "links": {
                 "letter": self.link("letter", id=letter.id),
                 **self._links(letter.user_id, None),

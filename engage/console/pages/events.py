@@ -51,7 +51,7 @@ async def find_events(
     """Read the events that the query of a request selects; see :func:`search_events`."""
     name, user, key = handler.exact("name"), handler.exact("user"), handler.exact("key")
     typed = ((("name",), name), (("user_id", "anonymous_id"), user))
-    wanted = EventFilter(
+    criteria = EventFilter(
         workspace_id=handler.workspace.id,
         type=handler.exact("type") or None,
         name=quoted(name),
@@ -62,13 +62,13 @@ async def find_events(
         until=parse_time(handler.exact("until")),
     )
     return await search_events(
-        handler, wanted, limit, key=key, cursor=handler.cursor("before"), seconds=seconds
+        handler, criteria, limit, key=key, cursor=handler.cursor("before"), seconds=seconds
     )
 
 
 async def search_events(
     handler: ConsoleHandler,
-    wanted: EventFilter,
+    criteria: EventFilter,
     limit: int = ROWS,
     *,
     key: str = "",
@@ -82,21 +82,21 @@ async def search_events(
     :param seconds: see :func:`~engage.console.listing.find`.
     """
     recent = handler.console.store.recent
-    found = await find(
+    matches = await find(
         handler,
-        functools.partial(recent, wanted),
-        lambda event: wanted.matches(event) and key in ("", row_of_event(event).key),
+        functools.partial(recent, criteria),
+        lambda event: criteria.matches(event) and key in ("", row_of_event(event).key),
         cursor=cursor,
         limit=limit,
         seconds=seconds,
     )
-    if found.cursor is None:
-        return found
-    last = found.rows[-1:]
-    if found.gave_up:
-        page = await handler.read(recent(EventFilter(), before=found.cursor, limit=1))
+    if matches.cursor is None:
+        return matches
+    last = matches.rows[-1:]
+    if matches.gave_up:
+        page = await handler.read(recent(EventFilter(), before=matches.cursor, limit=1))
         last = () if page is None else page.items
-    return dataclasses.replace(found, reached=last[0].received_at if last else None)
+    return dataclasses.replace(matches, reached=last[0].received_at if last else None)
 
 
 class EventsHandler(ListPage):
@@ -111,7 +111,7 @@ class EventsHandler(ListPage):
         await self.console.live.look(self.workspace.id)
         return await find_events(self)
 
-    async def beside(self, found: Found[Event]) -> Mapping[str, Any]:
+    async def beside(self, page: Found[Event]) -> Mapping[str, Any]:
         """Return the fields of the filter."""
         times = {"since": ("Since", "datetime-local"), "until": ("Until", "datetime-local")}
         return {"fields": fields_of(self) | times}
@@ -122,7 +122,7 @@ class EventsFileHandler(ConsoleHandler):
 
     async def get(self) -> None:
         """Send the newest events that the filters select."""
-        found = await find_events(self, FILE_LIMIT, FILE_SECONDS)
+        page = await find_events(self, FILE_LIMIT, FILE_SECONDS)
         self.set_header("Content-Type", "application/x-ndjson")
         self.set_header("Content-Disposition", 'attachment; filename="events.ndjson"')
-        self.finish(b"".join(event.body + b"\n" for event in found.rows))
+        self.finish(b"".join(event.body + b"\n" for event in page.rows))

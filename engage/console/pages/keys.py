@@ -157,12 +157,12 @@ class KeysHandler(ConsoleHandler):
     async def _keys(self) -> Sequence[Key]:
         """Return the keys of the workspace, as they are in the store now."""
         workspaces = self.console.config.workspaces
-        found = await self.read(read_key_records(self.console.store))
-        if found is None and self.unverified:
+        stored = await self.read(read_key_records(self.console.store))
+        if stored is None and self.unverified:
             return []
-        if found is None:  # The store does not answer: use the last known keys.
+        if stored is None:  # The store does not answer: use the last known keys.
             return [key for key in self.console.app.keys.keys if self._is_here(key)]
-        return [key for key in effective_keys(workspaces, found).keys if self._is_here(key)]
+        return [key for key in effective_keys(workspaces, stored).keys if self._is_here(key)]
 
     def _is_here(self, key: Key) -> bool:
         return key.workspace_id == self.workspace.id
@@ -194,10 +194,10 @@ class KeysHandler(ConsoleHandler):
             "keys.html",
             title="Keys",
             nav="keys",
-            shown=[one for one in shown if not one.key.archived],
-            archived=[one for one in shown if one.key.archived],
-            uses={one.key.id: one.use for one in shown},
-            asked=next((one for one in shown if one.key.id == ask and ask in active), None),
+            shown=[row for row in shown if not row.key.archived],
+            archived=[row for row in shown if row.key.archived],
+            uses={row.key.id: row.use for row in shown},
+            asked=next((row for row in shown if row.key.id == ask and ask in active), None),
             error=error,
             made=made,
             done=self.get_query_argument("done", "") if made is None else "create",
@@ -228,7 +228,7 @@ def _free_id(key_id: str, taken: Collection[str]) -> str:
     if not stem or not number.isdecimal():
         stem = key_id
     stem = stem[:58]
-    return next(one for n in range(2, len(taken) + 3) if (one := f"{stem}-{n}") not in taken)
+    return next(name for n in range(2, len(taken) + 3) if (name := f"{stem}-{n}") not in taken)
 
 
 def _replaced(key: Key, active: set[str]) -> str | None:

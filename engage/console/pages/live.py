@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from engage.console.base import ConsoleHandler
 from engage.console.pages.events import fields_of
-from engage.reading.live import RING, Wanted
+from engage.reading.live import RING, RowFilter
 
 __all__ = ["LiveHandler", "LiveJsonHandler"]
 
@@ -28,8 +28,8 @@ class LiveHandler(ConsoleHandler):
         await live.look(self.workspace.id)
         if live.error is not None:
             self.show_outage(live.error)
-        wanted = Wanted(workspace_id=self.workspace.id, **given)
-        rows = [] if self.unverified else live.rows(wanted)
+        row_filter = RowFilter(workspace_id=self.workspace.id, **given)
+        rows = [] if self.unverified else live.rows(row_filter)
         self.page(
             "live.html",
             title="Live",
@@ -59,8 +59,8 @@ class LiveJsonHandler(ConsoleHandler):
         # A page of an earlier process of the console begins again.
         if after > live.last:
             after = 0
-        wanted = Wanted(workspace_id=self.workspace.id, **given_to(self))
-        rows = [] if self.unverified else live.rows(wanted, after)
+        row_filter = RowFilter(workspace_id=self.workspace.id, **given_to(self))
+        rows = [] if self.unverified else live.rows(row_filter, after)
         version = str(live.refused_version)
         changed = self.get_query_argument("refused", "") != version
         self.json(

@@ -15,10 +15,10 @@ from engage.console.display.formats import number, percent, plural, size, span
 from engage.console.display.snippets import server_url, snippets
 from engage.console.pages.rejected import cause_link
 from engage.console.pages.sending import send_test_event
-from engage.keys.quotas import read_used, used_up
+from engage.keys.limits import read_used, used_up
 from engage.monitoring.history import DAY, HOUR, MINUTE
 from engage.reading.letter_groups import group_letters
-from engage.reading.live import Wanted
+from engage.reading.live import RowFilter
 from engage.subscriptions.choices import CHANGE_EVENT
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def figures(
     p95_curve = shrink(list(data.latency["p95"]), POINTS, _greatest)
     half = "of requests that carry events" if data.p50 is None else f"p50 {_at_most(data.p50)}"
     rejected = handler.link("rejected")
-    found = [
+    boxes = [
         Figure(
             "Stored",
             number(totals["stored"]),
@@ -141,7 +141,7 @@ def figures(
         }
         for key, values in sorted(data.keys.items(), key=lambda item: -sum(item[1]))
     ]
-    return found, keys
+    return boxes, keys
 
 
 def _at_most(bucket: tuple[float, float] | None) -> str:
@@ -159,8 +159,8 @@ def _not_loaded(lag: Lag, href: str) -> Figure:
 
 
 def _sum(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) if numbers else None
 
 
 def table_of(data: Overview) -> list[dict[str, Any]]:
@@ -202,24 +202,24 @@ class _Reads(ConsoleHandler):
 
         Without a range in the query, a server that began less than an hour ago shows an hour.
         """
-        wanted = self.get_query_argument("range", "")
-        wanted = wanted if wanted in RANGES else ""
+        chosen = self.get_query_argument("range", "")
+        chosen = chosen if chosen in RANGES else ""
         if self.outage is not None:
-            return self._last(wanted)
+            return self._last(chosen)
         try:
-            data = await self.console.overview(self.workspace.id, wanted or "24h", bars)
-            if not wanted and not any(data.running[: -HOUR // data.step]):
+            data = await self.console.overview(self.workspace.id, chosen or "24h", bars)
+            if not chosen and not any(data.running[: -HOUR // data.step]):
                 data = await self.console.overview(self.workspace.id, "1h")
         except StorageUnavailable as error:
             self.show_outage(str(error))
-            return self._last(wanted)
-        self.console.overviews[self.workspace.id, wanted] = data
+            return self._last(chosen)
+        self.console.overviews[self.workspace.id, chosen] = data
         self.console.overviews[self.workspace.id, data.range] = data
         return data
 
-    def _last(self, wanted: str) -> Overview | None:
+    def _last(self, chosen: str) -> Overview | None:
         """Return the numbers that were read last: better than none."""
-        return self.console.overviews.get((self.workspace.id, wanted))
+        return self.console.overviews.get((self.workspace.id, chosen))
 
 
 class OverviewHandler(_Reads):
@@ -244,7 +244,7 @@ class OverviewHandler(_Reads):
         if live.error is not None:
             self.show_outage(live.error)
         data = await self.history()
-        arrived = [] if self.unverified else live.rows(Wanted(workspace_id=workspace))
+        arrived = [] if self.unverified else live.rows(RowFilter(workspace_id=workspace))
         rows = arrived[:NEWEST]
         lag = self.console.lag
         # Someone whose events were all rejected still needs the lines that send a valid one.
@@ -253,12 +253,12 @@ class OverviewHandler(_Reads):
             or (data is not None and any(data.outcomes["stored"]))
             or (lag is not None and bool(lag.records or lag.alarms))
         )
-        found: list[Figure] = []
+        boxes: list[Figure] = []
         keys: list[dict[str, Any]] = []
         if data is not None:
-            found, keys = figures(self, data, workspace)
+            boxes, keys = figures(self, data, workspace)
             if lag is not None:
-                found.append(_not_loaded(lag, self.link("system")))
+                boxes.append(_not_loaded(lag, self.link("system")))
         # A server key is a secret: it is not known here.
         keys_here = self.console.keys.of(self.workspace.id)
         enabled = [key.key for key in keys_here if key.key and not key.disabled]
@@ -277,7 +277,7 @@ class OverviewHandler(_Reads):
             public_url=self.console.config.server.public_url,
             url=url,
             data=data,
-            figures=found,
+            figures=boxes,
             keys=keys,
             counted=await self.console.names.newest(workspace) if has_any else None,
             rows=rows,
@@ -291,7 +291,7 @@ class OverviewHandler(_Reads):
 
     async def _notices(self, data: Overview | None, lag: Lag | None) -> list[Notice]:
         store, workspace = self.console.store, self.workspace.id
-        found: list[Notice] = []
+        notices: list[Notice] = []
         grouped = await self.read(group_letters(store, workspace, seconds=1))
         since = data.at[0] if data is not None else 0
         recent = [group for group in (grouped.groups if grouped else ()) if group.last >= since]
@@ -299,39 +299,39 @@ class OverviewHandler(_Reads):
             count = plural(group.count, "event", "different events")
             source = group.origin if group.key is None else f"key {group.key}"
             text = f"{group.example.message} ({count}, {source})"
-            found.append(Notice("rejected", text, cause_link(self, group.wanted)))
+            notices.append(Notice("rejected", text, cause_link(self, group.filter)))
         if more := recent[NEWEST:]:
             text = plural(len(more), "more cause")
-            found.append(Notice("rejected", text, self.link("rejected"), "Show all"))
+            notices.append(Notice("rejected", text, self.link("rejected"), "Show all"))
         if self.console.config.has_quotas:
             used = await self.read(read_used(store, self.console.now()))
             over, _ = used_up(self.console.config, self.console.keys.of(workspace), used or {})
             for reason in dict.fromkeys(over.values()):
                 text = f"{reason[0].upper()}{reason[1:]}; it is refused until 00:00 UTC"
-                found.append(Notice("bad", text, self.link("keys")))
+                notices.append(Notice("bad", text, self.link("keys")))
         if data is not None and "?" in data.keys:
             count = plural(sum(data.keys["?"]), "request")
             text = f"{count} had an unknown or disabled write key"
             shown = "#refused" if self.console.live.refused(workspace) else None
-            found.append(Notice("refused", text, shown))
+            notices.append(Notice("refused", text, shown))
         if data is not None:
             for line, events in data.noticed.items():
                 text = line.format(number(events), PERIODS[data.range])
                 name = f'"{CHANGE_EVENT}"' if CHANGE_EVENT in line else None
-                found.append(Notice("warn", text, self.link("events", name=name)))
+                notices.append(Notice("warn", text, self.link("events", name=name)))
         system = self.link("system")
         if lag is not None:
             from engage.log.gaps import past_gaps
 
             gaps = await self.read(past_gaps(store, now=self.console.now())) or ()
-            found += [Notice("bad", alarm, system) for alarm in (*lag.alarms, *gaps)]
+            notices += [Notice("bad", alarm, system) for alarm in (*lag.alarms, *gaps)]
             if lag.seconds >= LATE:
                 text = f"The loaders are {span(lag.seconds)} behind: is engage load running?"
-                found.append(Notice("warn", text, system))
+                notices.append(Notice("warn", text, system))
         free = store.gauges().get("free_bytes")
         if free is not None and free < LOW_DISK:
-            found.append(Notice("bad", f"The disk has only {size(int(free))} left", system))
-        return found
+            notices.append(Notice("bad", f"The disk has only {size(int(free))} left", system))
+        return notices
 
 
 class OverviewJsonHandler(_Reads):

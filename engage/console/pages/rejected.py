@@ -37,13 +37,13 @@ BUDGETS: Final[dict[BudgetName, str]] = {
 }
 
 
-def cause_link(handler: ConsoleHandler, wanted: LetterFilter, **query: str) -> str:
+def cause_link(handler: ConsoleHandler, cause: LetterFilter, **query: str) -> str:
     """Return the link to the letters of a cause."""
-    return handler.link("rejected", **_query(wanted), **query) + "#cause"
+    return handler.link("rejected", **_query(cause), **query) + "#cause"
 
 
-def _query(wanted: LetterFilter) -> dict[str, str | None]:
-    return {name: getattr(wanted, name) for name in ("reason", "pointer", "rule", "key", "origin")}
+def _query(cause: LetterFilter) -> dict[str, str | None]:
+    return {name: getattr(cause, name) for name in ("reason", "pointer", "rule", "key", "origin")}
 
 
 class RejectedHandler(ListPage):
@@ -57,10 +57,10 @@ class RejectedHandler(ListPage):
 
     def fits(self, row: DeadLetter) -> bool:
         """Return whether a letter has the cause that the query names."""
-        return self.wanted.matches(row)
+        return self.filter.matches(row)
 
     @functools.cached_property
-    def wanted(self) -> LetterFilter:
+    def filter(self) -> LetterFilter:
         """The filter in the query or the form. An empty pointer is the whole item."""
         return LetterFilter(
             reason=self.exact("reason") or None,
@@ -74,9 +74,9 @@ class RejectedHandler(ListPage):
     @functools.cached_property
     def given(self) -> Mapping[str, str | None]:
         """The filter, as the links of the page repeat it."""
-        return {} if self.wanted == LetterFilter() else _query(self.wanted)
+        return {} if self.filter == LetterFilter() else _query(self.filter)
 
-    async def beside(self, found: Found[DeadLetter]) -> Mapping[str, Any]:
+    async def beside(self, page: Found[DeadLetter]) -> Mapping[str, Any]:
         """Return the groups, and what was asked about one."""
         workspace, live = self.workspace.id, self.console.live
         grouped = await self.read(group_letters(self.console.store, workspace))
@@ -88,46 +88,46 @@ class RejectedHandler(ListPage):
         groups = grouped.groups if grouped else ()
         return {
             "grouped": grouped,
-            "wanted": self.wanted,
+            "letter_filter": self.filter,
             "refused": [] if self.unverified else live.refused(workspace)[:ROWS],
-            "budgets": [one for one in budgets_of(uses, budget) if one.use.count],
+            "budgets": [row for row in budgets_of(uses, budget) if row.use.count],
             "budget_names": BUDGETS,
             "rejections": None if day is None else sum(day.outcomes["rejected"]),
             "done": self.get_query_argument("done", ""),
             "count": self.get_query_argument("count", ""),
-            "chosen": [group for group in groups if self.wanted.matches(group.example)],
+            "chosen": [group for group in groups if self.filter.matches(group.example)],
             "ask": ask,
-            "tried": await self._tried(found.rows) if ask == "replay" else [],
+            "tried": await self._tried(page.rows) if ask == "replay" else [],
             "cause_link": cause_link,
             "partial": functools.partial,
         }
 
     async def post(self) -> None:
         """Replay all letters of a group in the background, or delete them."""
-        store, wanted = self.console.store, self.wanted
+        store, cause = self.console.store, self.filter
         action = self.get_body_argument("action", "")
         if action == "replay":
-            self._replay(store, wanted)
+            self._replay(store, cause)
             self.go("replays")
         elif action == "delete":
             count = await delete_letters(
                 store,
                 self.workspace.id,
-                dataclasses.replace(wanted, until=wanted.until or self.console.now() + 1),
+                dataclasses.replace(cause, until=cause.until or self.console.now() + 1),
                 call=self.console.reader.read,
                 seconds=DELETE_SECONDS,
             )
             await self.record_audit(
                 "letters-deleted",
                 workspace=self.workspace.id,
-                **_query(wanted),
+                **_query(cause),
                 count=count,
             )
             self.go("rejected", done="deleted", count=count)
         else:
             raise HTTPError(400, reason="This page has no such action")
 
-    def _replay(self, store: Storage, wanted: LetterFilter) -> None:
+    def _replay(self, store: Storage, cause: LetterFilter) -> None:
         running = self.console.replay
         if running is not None and running.state == "running":
             who = running.actor.who
@@ -137,7 +137,7 @@ class RejectedHandler(ListPage):
             store,
             app.replays,
             self.workspace.id,
-            wanted,
+            cause,
             actor=self.actor,
             clock=app.clock,
             new_ids=self.get_body_argument("new_ids", "") == "1",

@@ -16,7 +16,7 @@ from engage.console.display.formats import ROWS, number, plural
 from engage.console.listing import Found, ListPage, find
 from engage.console.pages.events import FILE_LIMIT, search_events
 from engage.console.pages.users import note_on
-from engage.reading.live import Wanted, row_of_letter
+from engage.reading.live import RowFilter, row_of_letter
 from engage.reading.scans import PAGE
 from engage.store.identifiers import named
 from engage.store.people import people
@@ -71,20 +71,20 @@ class SearchHandler(ListPage):
         """Return the results, or redirect to the page of the only one."""
         text, cursor = self.exact("q"), self.cursor("before")
         hits: dict[Hit, str] = {}
-        found: Found[Event] = Found()
+        page: Found[Event] = Found()
         if text.strip():
             await self.console.live.look(self.workspace.id)
-            wanted = Wanted(workspace_id=self.workspace.id)
-            rows = [] if self.unverified else self.console.live.rows(wanted)
+            row_filter = RowFilter(workspace_id=self.workspace.id)
+            rows = [] if self.unverified else self.console.live.rows(row_filter)
             hits = dict.fromkeys(await self._known(text), "") if cursor is None else {}
             named = any((row.texts.name or "").lower() == text.strip().lower() for row in rows)
             if len(hits) != 1 or named:
                 if cursor is None:
                     hits |= dict.fromkeys(await self._users_beginning(text.strip()), "")
                     hits |= await self._rejected(text.strip())
-                found = await self._in_events(text, cursor)
-                hits |= _hits(found, text)
-            complete = found.cursor is None and not self.missed_letters and not self.outage
+                page = await self._in_events(text, cursor)
+                hits |= _hits(page, text)
+            complete = page.cursor is None and not self.missed_letters and not self.outage
             if len(hits) == 1 and complete and cursor is None:
                 (hit,) = hits
                 route, query = hit.target()
@@ -93,12 +93,12 @@ class SearchHandler(ListPage):
             if not hits and complete and text != text.lstrip():
                 self.go("search", q=text.strip())
                 raise Finish
-        ordered = sorted(hits.items(), key=lambda one: KINDS.index(one[0].kind))
-        return Found(ordered, found.cursor, found.cursor is not None, found.reached)
+        ordered = sorted(hits.items(), key=lambda item: KINDS.index(item[0].kind))
+        return Found(ordered, page.cursor, page.cursor is not None, page.reached)
 
-    async def beside(self, found: Found[tuple[Hit, str]]) -> Mapping[str, Any]:
+    async def beside(self, page: Found[tuple[Hit, str]]) -> Mapping[str, Any]:
         """Return the first results with notes on them."""
-        shown, more = dict(found.rows[:ROWS]), len(found.rows[ROWS:])
+        shown, more = dict(page.rows[:ROWS]), len(page.rows[ROWS:])
         ids, names = ([x.text for x in shown if x.kind == kind] for kind in KINDS[:2])
         read = self.console.store.read(people, self.workspace.id, ids, names, 0)
         users, visitors = await self.read(read) or ({}, {})
@@ -121,24 +121,24 @@ class SearchHandler(ListPage):
         """Return what has exactly this id or address, by the indexes of the storage."""
         workspace, store = self.workspace.id, self.console.store
         hits: list[Hit] = []
-        for wanted in dict.fromkeys((text, text.strip())):
+        for typed in dict.fromkeys((text, text.strip())):
             hits += [
-                Hit("Event", wanted, origin)
+                Hit("Event", typed, origin)
                 for origin in (API_ORIGIN, *self.workspace.webhooks)
-                if await self.read(store.find(workspace, origin, wanted)) is not None
+                if await self.read(store.find(workspace, origin, typed)) is not None
             ]
             # Some storages have an index for the events of a user.
-            of_user = EventFilter(workspace_id=workspace, user_id=wanted)
+            of_user = EventFilter(workspace_id=workspace, user_id=typed)
             page = await self.read(store.recent(of_user, limit=1))
             if page is not None and page.items:
-                hits.append(Hit("User", wanted))
-            known = await self.read(store.read(named, workspace, wanted, self._values(wanted)))
-            hits += [Hit(x, one) for x, ids in zip(KINDS, known or (), strict=False) for one in ids]
+                hits.append(Hit("User", typed))
+            lists = await self.read(store.read(named, workspace, typed, self._values(typed)))
+            hits += [Hit(x, key) for x, ids in zip(KINDS, lists or (), strict=False) for key in ids]
             if (
-                len(wanted) == 32
-                and await self.read(store.dead_letter(workspace, wanted)) is not None
+                len(typed) == 32
+                and await self.read(store.dead_letter(workspace, typed)) is not None
             ):
-                hits.append(Hit("Rejected event", wanted))
+                hits.append(Hit("Rejected event", typed))
         return list(dict.fromkeys(hits))
 
     def _values(self, text: str) -> dict[str, str]:
@@ -151,7 +151,7 @@ class SearchHandler(ListPage):
         """Return the users whose ids, in the usual capitals, or identifiers begin with a text."""
         store, hits = self.console.store, list[Hit]()
         ids = dict.fromkeys((text, text.lower(), text.upper(), text.capitalize()))
-        beginnings: list[tuple[str | None, str]] = [(None, one) for one in ids]
+        beginnings: list[tuple[str | None, str]] = [(None, name) for name in ids]
         for trait, value in self._values(text).items():
             # The digits in a text with letters are not the beginning of a number.
             if trait != "phone" or text.lower() == text.upper():
@@ -163,34 +163,34 @@ class SearchHandler(ListPage):
 
     async def _rejected(self, text: str) -> dict[Hit, str]:
         """Return the rejected events of which one of the texts begins with this one."""
-        found = await find(
+        page = await find(
             self,
             functools.partial(self.console.store.recent_dead_letters, self.workspace.id),
-            lambda letter: any(begins_with(one, text) for one in row_of_letter(letter).texts),
+            lambda letter: any(begins_with(cell, text) for cell in row_of_letter(letter).texts),
             size=PAGE,
             seconds=LETTER_SECONDS,
         )
-        self.missed_letters = found.gave_up
-        rows = map(row_of_letter, found.rows)
+        self.missed_letters = page.gave_up
+        rows = map(row_of_letter, page.rows)
         return {Hit("Rejected event", row.id): row.preview for row in rows}
 
     async def _in_events(self, text: str, cursor: str | None) -> Found[Event]:
         """Return events of which one of the texts begins with this one."""
-        wanted = EventFilter(workspace_id=self.workspace.id, begins=[(list(FIELDS), text.rstrip())])
-        return await search_events(self, wanted, FILE_LIMIT, cursor=cursor)
+        prefix = EventFilter(workspace_id=self.workspace.id, begins=[(list(FIELDS), text.rstrip())])
+        return await search_events(self, prefix, FILE_LIMIT, cursor=cursor)
 
 
-def _hits(found: Found[Event], text: str) -> dict[Hit, str]:
+def _hits(page: Found[Event], text: str) -> dict[Hit, str]:
     """Return the texts of events that begin with a text, with the number of the events; a message
     id with what its event is."""
     hits = [
         (_hit_of(event, field), event)
         for field in FIELDS
-        for event in found.rows
+        for event in page.rows
         if begins_with(getattr(event, field), text.rstrip())
     ]
     counts = Counter(hit for hit, _ in hits)
-    least = "at least " if found.cursor is not None else ""
+    least = "at least " if page.cursor is not None else ""
     words = {"Event name": "name", "User": "user id", "Anonymous id": "anonymous id"}
     return {
         hit: f"{least}{plural(counts[hit], 'event has', 'events have')} this {words[hit.kind]}"

@@ -30,12 +30,12 @@ class SubscriptionsHandler(ListPage):
         """Return the groups."""
         return Found(self.workspace.subscription_groups)
 
-    async def beside(self, found: Found[Any]) -> Mapping[str, Any]:
+    async def beside(self, page: Found[Any]) -> Mapping[str, Any]:
         """Return the numbers of the choices, and the choices of a user."""
         store, workspace, user = self.console.store, self.workspace, self.exact("user")
         scan = functools.partial(store.scan_subscriptions, workspace.id)
         choices = await find(self, scan, by="after", limit=COUNTED, size=PAGE, seconds=math.inf)
-        people = {(one.group_id, one.subject): one.subscribed for one in choices.rows}
+        people = {(row.group_id, row.subject): row.subscribed for row in choices.rows}
         complete = choices.cursor is None and self.outage is None
         note = (
             "Users and visitors who made a choice. In a group of the type opt out, everyone else is"
@@ -46,8 +46,8 @@ class SubscriptionsHandler(ListPage):
         history = None
         if user:
             subject = Subject(Kind.USER, user)
-            page = await self.read(store.history(workspace.id, subject, after=None, limit=CHOICES))
-            history = None if page is None else page.items[::-1]
+            past = await self.read(store.history(workspace.id, subject, after=None, limit=CHOICES))
+            history = None if past is None else past.items[::-1]
         return {
             "links": bool(workspace.subscription_secrets),
             "counted": collections.Counter(
@@ -59,5 +59,5 @@ class SubscriptionsHandler(ListPage):
             "least": "" if complete else "≥ ",
             "user": user,
             "history": history,
-            "note": note if found.rows else "",
+            "note": note if page.rows else "",
         }

@@ -109,13 +109,13 @@ class SystemHandler(ConsoleHandler):
         )
         if page is None:
             return None
-        found: dict[str, int] = {}
+        versions: dict[str, int] = {}
         for count in page.items:
             version = count.labels[0]
-            found[version] = max(found.get(version, 0), count.processes)
+            versions[version] = max(versions.get(version, 0), count.processes)
         return {
             f"engage {version}": plural(count, "process", "processes")
-            for version, count in sorted(found.items())
+            for version, count in sorted(versions.items())
         }
 
     async def _backup(self) -> tuple[Mapping[str, str], Sequence[str]]:
@@ -143,7 +143,7 @@ class SystemHandler(ConsoleHandler):
 
 def _gauges(values: Mapping[str, float]) -> Mapping[str, str]:
     """Return the storage's gauges for people: name → value. The last word of a name is its unit."""
-    found = {}
+    gauges = {}
     for name, value in values.items():
         words, _, unit = name.rpartition("_")
         if unit == "bytes":
@@ -155,8 +155,8 @@ def _gauges(values: Mapping[str, float]) -> Mapping[str, str]:
         else:
             words, text = name, number(value)
         label = words.replace("_", " ").replace("cpu", "CPU")
-        found[GAUGES.get(name) or label[:1].upper() + label[1:]] = text
-    return found
+        gauges[GAUGES.get(name) or label[:1].upper() + label[1:]] = text
+    return gauges
 
 
 def _warnings(config: Config) -> Iterator[str]:
@@ -193,6 +193,6 @@ def _settings(config: Config) -> Mapping[str, str]:
         "Largest event": size(limits.event_bytes),
         "Largest body": size(limits.body_bytes),
         "Events in a batch": number(limits.batch_events),
-        "Transforms": ", ".join(one.name for one in config.transforms) or "none",
-        "Observers": ", ".join(one.name for one in config.observers) or "none",
+        "Transforms": ", ".join(transform.name for transform in config.transforms) or "none",
+        "Observers": ", ".join(observer.name for observer in config.observers) or "none",
     }

@@ -15,6 +15,7 @@ from engage.api import (
     EngageError,
     EventFilter,
     Page,
+    ProfileLimits,
     StorageUnavailable,
     UserProfile,
     VisitorProfile,
@@ -26,7 +27,7 @@ from engage.console.pages.events import search_events
 from engage.errors import quote
 from engage.pipeline.operator import decide_link
 from engage.pipeline.replay import MAX_SHOWN
-from engage.reading.live import RING, Row, Wanted, row_of_event
+from engage.reading.live import RING, Row, RowFilter, row_of_event
 from engage.store.choices import Known, person
 from engage.store.people import people
 
@@ -48,29 +49,29 @@ def summary_of(
     user: UserProfile | VisitorProfile, identifiers: Sequence[str]
 ) -> list[tuple[str, str]]:
     """Return the first traits: those by which users are looked up, then the others."""
-    known = [name for name in identifiers if name in user.traits]
-    others = [name for name in user.traits if name not in known]
-    names = (known + others)[:SHOWN_TRAITS]
+    named = [name for name in identifiers if name in user.traits]
+    others = [name for name in user.traits if name not in named]
+    names = (named + others)[:SHOWN_TRAITS]
     return [(name, one_line(_as_text(user.traits[name]), LONGEST)) for name in names]
 
 
 def note_on(
     handler: ConsoleHandler,
-    found: UserProfile | VisitorProfile | None,
+    profile: UserProfile | VisitorProfile | None,
     events: str = "",
     *,
     visitor: bool = False,
 ) -> str:
     """Return a line about a user or visitor: whom it belongs to, and the first traits.
 
-    :param found: ``None``: there is no profile.
+    :param profile: ``None``: there is no profile.
     :param events: how many events have this id, in words; for a user without traits.
     """
-    if found is None:
-        known = handler.outage or visitor
-        return events if known else f"No profile yet; {events}".removesuffix("; ")
-    traits = summary_of(found, handler.workspace.subscription_identifiers)
-    owner = found.user_id if visitor else None
+    if profile is None:
+        plain = handler.outage or visitor
+        return events if plain else f"No profile yet; {events}".removesuffix("; ")
+    traits = summary_of(profile, handler.workspace.subscription_identifiers)
+    owner = profile.user_id if visitor else None
     notes = [] if owner is None else [f"belongs to the user {owner}"]
     return " · ".join(notes + [f"{trait} {value}" for trait, value in traits]) or events
 
@@ -85,31 +86,31 @@ class UsersHandler(ListPage):
         """Read users."""
         return self.console.store.scan_users(self.workspace.id, **page)
 
-    async def beside(self, found: Found[UserProfile]) -> Mapping[str, Any]:
+    async def beside(self, page: Found[UserProfile]) -> Mapping[str, Any]:
         """Return the first traits of the users, and the users of the newest events."""
         identifiers = self.workspace.subscription_identifiers
         note = "engage does not count users, because it would have to read the whole store."
         return {
             "latest": [] if self.cursor("after") is not None else await self._latest(),
             "ring": RING,
-            "note": note if found.rows else "",
+            "note": note if page.rows else "",
             "identifiers": identifiers,
-            "rows": [(user, summary_of(user, identifiers)) for user in found.rows],
+            "rows": [(user, summary_of(user, identifiers)) for user in page.rows],
         }
 
     async def _latest(self) -> list[tuple[str, Row, str]]:
         """Return the users of the newest events with the last event and a note, newest first."""
         live = self.console.live
         await live.look(self.workspace.id)
-        wanted = Wanted(workspace_id=self.workspace.id, status="stored")
+        row_filter = RowFilter(workspace_id=self.workspace.id, status="stored")
         latest: dict[str, Row] = {}
-        for row in () if self.unverified else live.rows(wanted):
+        for row in () if self.unverified else live.rows(row_filter):
             if row.texts.user_id is not None:
                 latest.setdefault(row.texts.user_id, row)
         newest = dict([*latest.items()][:LATEST])
         read = self.console.store.read(people, self.workspace.id, [*newest], [], 0)
-        found, _ = await self.read(read) or ({}, {})
-        return [(name, row, note_on(self, found.get(name))) for name, row in newest.items()]
+        profiles, _ = await self.read(read) or ({}, {})
+        return [(name, row, note_on(self, profiles.get(name))) for name, row in newest.items()]
 
 
 class UserHandler(ConsoleHandler):
@@ -148,16 +149,20 @@ class UserHandler(ConsoleHandler):
         workspace, after = self.workspace, self.cursor("after") or ""
         name, as_visitor = self.exact("visitor") or self.exact("id"), bool(self.exact("visitor"))
         seen = (workspace.id, name, as_visitor, ROWS, after, CHOICES)
-        known = await self.read(self.console.store.read(person, *seen)) or Known(as_visitor)
-        user, visitor, is_visitor = known.user, known.visitors.get(name), known.is_visitor
-        profile, history = user or visitor, known.history[::-1]
-        ids = [one for one in (user.anonymous_ids if user else ()) if one > after]
-        wanted = EventFilter(workspace_id=workspace.id, user_id=name)
-        if is_visitor:
-            wanted = EventFilter(workspace_id=workspace.id, begins=[(["anonymous_id"], name)])
-        found = await search_events(self, wanted)
-        events = [event for event in found.rows if name in (event.user_id, event.anonymous_id)]
-        nothing = profile is None and not events and found.cursor is None and not history
+        stored = await self.read(self.console.store.read(person, *seen)) or Known(as_visitor)
+        user, visitor, is_visitor = stored.user, stored.visitors.get(name), stored.is_visitor
+        profile, history = user or visitor, stored.history[::-1]
+        ids = [other for other in (user.anonymous_ids if user else ()) if other > after]
+        of_user = EventFilter(workspace_id=workspace.id, user_id=name)
+        of_visitor = EventFilter(workspace_id=workspace.id, begins=[(["anonymous_id"], name)])
+        page = await search_events(self, of_visitor if is_visitor else of_user)
+        if not (is_visitor or user or page.rows or page.cursor):
+            # It may be an anonymous id that only events have.
+            of_anonymous = await search_events(self, of_visitor)
+            if any(event.anonymous_id == name for event in of_anonymous.rows):
+                page, is_visitor = of_anonymous, True
+        events = [event for event in page.rows if name in (event.user_id, event.anonymous_id)]
+        nothing = profile is None and not events and page.cursor is None and not history
         if nothing and self.outage is None and not error:
             self.set_status(404)
         names = {group.id: group.name for group in workspace.subscription_groups}
@@ -170,7 +175,7 @@ class UserHandler(ConsoleHandler):
             visitor=visitor,
             profile=profile,
             is_visitor=is_visitor,
-            linked=[(one, known.visitors.get(one)) for one in ids[:ROWS]],
+            linked=[(other, stored.visitors.get(other)) for other in ids[:ROWS]],
             more=ids[:ROWS][-1] if user and ids[ROWS:] else None,
             error=error,
             done=self.get_query_argument("done", ""),
@@ -180,6 +185,7 @@ class UserHandler(ConsoleHandler):
             # A text in quotation marks is a whole user id, but no anonymous id.
             events=self.link("events", user=name if is_visitor else f'"{name}"'),
             config=self.console.config,
+            merged=ProfileLimits().user_visitors,
             traits=[] if profile is None else self._traits(profile),
             text=""
             if profile is None
@@ -187,11 +193,11 @@ class UserHandler(ConsoleHandler):
                 json.dumps(dict(profile.traits), ensure_ascii=False, indent=2, default=str),
                 MAX_SHOWN,
             ),
-            choices=[(names.get(group, group), on) for group, on in sorted(known.choices.items())],
+            choices=[(names.get(group, group), on) for group, on in sorted(stored.choices.items())],
             history=history,
             names=names,
             rows=[row_of_event(event) for event in events],
-            found=found,
+            page=page,
         )
 
     def _traits(

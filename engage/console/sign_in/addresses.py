@@ -68,10 +68,10 @@ class Addresses:
 
         IP addresses are: a foreign page can make a name point here, but not an address.
         """
-        found = _HOST.fullmatch(header)
-        if found is None:
+        parts = _HOST.fullmatch(header)
+        if parts is None:
             return False
-        host = found[1].lower()
+        host = parts[1].lower()
         if host.startswith("["):
             return parsed_address(host[1:-1]) is not None
         host = host.rstrip(".")
@@ -128,5 +128,5 @@ def session_name(cookie_name: str, host: str) -> str:
 
     :param host: the ``Host`` of a request.
     """
-    found = _HOST.fullmatch(host)
-    return f"{cookie_name}@{'' if found is None else found[1].lower().rstrip('.')}"
+    parts = _HOST.fullmatch(host)
+    return f"{cookie_name}@{'' if parts is None else parts[1].lower().rstrip('.')}"

@@ -86,9 +86,9 @@ def link_url(settings: ConsoleConfig, url: str, token: str) -> str:
 
     :param url: of the console.
     """
-    found = urlsplit(url)
-    if settings.public_url is None and found.hostname in ("127.0.0.1", "::1", "localhost"):
-        url = f"{found.scheme}://{secrets.token_hex(8)}.localhost:{found.port}"
+    parts = urlsplit(url)
+    if settings.public_url is None and parts.hostname in ("127.0.0.1", "::1", "localhost"):
+        url = f"{parts.scheme}://{secrets.token_hex(8)}.localhost:{parts.port}"
     return f"{url}/link?t={token}"
 
 
@@ -189,6 +189,6 @@ class Links:
         if version == self._version:
             return
         pages = functools.partial(self._store.list_records, KIND, "")
-        found = {one.id: orjson.loads(one.body) async for one in all_pages(pages, attempts=1)}
-        self._stored = {name: body["until"] for name, body in found.items() if not body["used"]}
+        stored = {row.id: orjson.loads(row.body) async for row in all_pages(pages, attempts=1)}
+        self._stored = {name: body["until"] for name, body in stored.items() if not body["used"]}
         self._version = version

@@ -44,8 +44,8 @@ def hash_password(password: str) -> str:
 def is_password(setting: str, password: str) -> bool:
     """Return whether a password has the hash ``console.password``."""
     _, log_n, r, p, salt, hashed = setting.split("$")
-    found = _scrypt(password, _decoded(salt), int(log_n), int(r), int(p))
-    return hmac.compare_digest(_encoded(found), hashed)
+    derived = _scrypt(password, _decoded(salt), int(log_n), int(r), int(p))
+    return hmac.compare_digest(_encoded(derived), hashed)
 
 
 def _scrypt(password: str, salt: bytes, log_n: int, r: int, p: int) -> bytes:

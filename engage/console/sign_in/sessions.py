@@ -117,7 +117,7 @@ class Sessions:
         if not cookie:
             return None
         await self.read_secret(within)
-        return self.known(name, cookie)
+        return self.find(name, cookie)
 
     def recall(self, name: str, cookie: str | None) -> Session | None:
         """Return the session of a cookie while the records cannot be read: it may have ended.
@@ -126,9 +126,9 @@ class Sessions:
         """
         if time.monotonic() - self._reading.began > OUTAGE_SECONDS:
             raise StorageUnavailable(self._reader.error or "the sessions could not be read")
-        return self.known(name, cookie)
+        return self.find(name, cookie)
 
-    def known(self, name: str, cookie: str | None) -> Session | None:
+    def find(self, name: str, cookie: str | None) -> Session | None:
         """Return the session of a cookie as this console knows it, without asking the store."""
         if not cookie or self._secret is None:
             return None
@@ -194,14 +194,14 @@ class Sessions:
         versions = secret, ended
         if versions == self._versions:
             return
-        found = await store.get_record(SECRET_KIND, "", SECRET_ID)
-        if found is None:
+        record = await store.get_record(SECRET_KIND, "", SECRET_ID)
+        if record is None:
             # Of several consoles that start together, one writes it.
             created = new_secret(round(self._clock() * 1000))
             await store.put_record(created, expected_version=0)
-            found = await store.get_record(SECRET_KIND, "", SECRET_ID)
+            record = await store.get_record(SECRET_KIND, "", SECRET_ID)
         pages = functools.partial(store.list_records, ENDED_KIND, "")
         self._ended |= {record.id async for record in all_pages(pages, attempts=1)}
-        if found is not None:
-            self._secret = orjson.loads(found.body)["secret"]
+        if record is not None:
+            self._secret = orjson.loads(record.body)["secret"]
         self._versions = versions

@@ -67,13 +67,13 @@ def is_one_click(content_type: str, body: bytes) -> bool:
         if len(body) > ONE_CLICK_BODY.bytes:
             raise body_too_large(ONE_CLICK_BODY)
         return _ONE_CLICK_PART.search(body) is not None
-    found = any(
+    one_click = any(
         name.lower() == "list-unsubscribe" and value.strip().lower() == "one-click"
         for name, value in _fields(body)
     )
-    if found and len(body) > ONE_CLICK_BODY.bytes:
+    if one_click and len(body) > ONE_CLICK_BODY.bytes:
         raise body_too_large(ONE_CLICK_BODY)
-    return found
+    return one_click
 
 
 def means_one_click(body: bytes) -> bool:
@@ -102,7 +102,7 @@ def stopped(workspace: Workspace, group_id: str) -> list[SubscriptionGroup]:
         if group.id == group_id:
             if workspace.preferences_page.one_click == "group":
                 return [group]
-            return [one for one in groups if one.channel == group.channel]
+            return [other for other in groups if other.channel == group.channel]
     return list(groups)
 
 
@@ -127,7 +127,7 @@ def changes_of_form(workspace: Workspace, body: bytes) -> dict[str, bool]:
     if not shown:
         raise ApiError("invalid_payload", "this is neither a form of the page nor one click")
     ticked = {value for name, value in fields if name == "group"}
-    before = {one.rpartition(":")[0]: one.endswith(":1") for one in shown}
+    before = {box.rpartition(":")[0]: box.endswith(":1") for box in shown}
     return {
         group.id: group.id in ticked
         for group in groups
@@ -175,16 +175,16 @@ class PreferencesHandler(Handler):
             await self._choose(person, changes, "one-click")
             self._answer(look, words, heading="title", status=_done(person, changes, words))
             return
-        wanted = changes_of_form(person.workspace, self.body)
-        changes = {group: on for group, on in wanted.items() if not (on and person.expired)}
+        choices = changes_of_form(person.workspace, self.body)
+        changes = {group: on for group, on in choices.items() if not (on and person.expired)}
         if person.expired and not changes:
-            await self._show(person, asks=True, code=403 if wanted else 200)
+            await self._show(person, asks=True, code=403 if choices else 200)
             return
         if changes:
             await self._choose(person, changes, "page")
         shown = any(name == "shown" for name, _ in _fields(self.body))
         # Of a form that was sent after the link had expired, only a part may be saved.
-        saved = shown and changes == wanted
+        saved = shown and changes == choices
         status = words.text("saved") if saved or not changes else _done(person, changes, words)
         await self._show(person, status=status)
 
@@ -208,8 +208,8 @@ class PreferencesHandler(Handler):
         look = self.services.looks.of(person.workspace.id)
         words = self._words(look)
         groups = person.workspace.subscription_groups
-        wanted = self._query("s")
-        named = next((group for group in groups if group.id == wanted), None)
+        group_id = self._query("s")
+        named = next((group for group in groups if group.id == group_id), None)
         wish = self._query("sub")
         stops = wish != "1"
         everything = ("unsubscribe_all", "1", words.text("unsubscribe_all"))
@@ -220,8 +220,8 @@ class PreferencesHandler(Handler):
                 look, words, heading=heading, detail=detail, status=status, offers=offers, code=code
             )
             return
-        found = await self.services.pipeline.preferences(person)
-        state = found.choices
+        preferences = await self.services.pipeline.preferences(person)
+        state = preferences.choices
         offers, heading, after = [], "title", [everything]
         if asks and named is not None and state[named.id] != stops:
             # There is nothing to ask any more.
@@ -243,7 +243,7 @@ class PreferencesHandler(Handler):
             if person.identifier_key in BY_ID
             else words.text("recipient", address=person.identifier),
             offers=offers,
-            channels=_channels(person, found, words),
+            channels=_channels(person, preferences, words),
             shown=" ".join(f"{group.id}:{state[group.id]:d}" for group in groups),
             after=after if groups else [],
         )
@@ -252,7 +252,7 @@ class PreferencesHandler(Handler):
         """Answer with a page that does not tell which workspaces there are."""
         text = _TEXTS.get(error.code, "unavailable" if error.status >= 500 else "failed")
         if error.code == "rate_limited" and not self._verified:
-            text = "invalid"  # In place of a 401: see :mod:`engage.keys.guards`.
+            text = "invalid"  # In place of a 401: see :mod:`engage.keys.limits`.
         look = self.services.looks.neutral
         words = self._words(look)
         heading = f"{text}_title"
@@ -310,25 +310,25 @@ def _offers(person: Person, named: SubscriptionGroup | None, words: Words) -> li
     """Return the buttons with which a link unsubscribes, in the order of what one click does."""
     if named is None:
         return []
-    one = ("unsubscribe", named.id, words.text("unsubscribe", group=words.group(named)))
+    offer = ("unsubscribe", named.id, words.text("unsubscribe", group=words.group(named)))
     channel = named.channel
-    groups = [one for one in person.workspace.subscription_groups if one.channel == channel]
+    groups = [group for group in person.workspace.subscription_groups if group.channel == channel]
     if len(groups) == 1:
-        return [one]
+        return [offer]
     label = words.of_channel("unsubscribe_channel", channel)
-    both = [one, ("unsubscribe_channel", channel, label)]
+    both = [offer, ("unsubscribe_channel", channel, label)]
     return both if person.workspace.preferences_page.one_click == "group" else both[::-1]
 
 
 def _channels(
-    person: Person, found: Preferences, words: Words
+    person: Person, preferences: Preferences, words: Words
 ) -> list[tuple[str, str, list[tuple[str, str, bool]]]]:
     """Return the choices by channel, with a note where something is not sent anyway."""
     # Who objected is shown as unsubscribed, unless it was somebody else with the address.
     silent = {
-        (one.channel, one.group_id)
-        for one in found.suppressions
-        if one.reason != OBJECTION or found.choices.get(one.group_id)
+        (suppression.channel, suppression.group_id)
+        for suppression in preferences.suppressions
+        if suppression.reason != OBJECTION or preferences.choices.get(suppression.group_id)
     }
     by_channel: dict[str, list[SubscriptionGroup]] = {}
     for group in person.workspace.subscription_groups:
@@ -337,7 +337,7 @@ def _channels(
         (
             words.of_channel("channel", channel),
             _note(channel, groups, silent, words),
-            [(group.id, words.group(group), found.choices[group.id]) for group in groups],
+            [(group.id, words.group(group), preferences.choices[group.id]) for group in groups],
         )
         for channel, groups in by_channel.items()
     ]

@@ -69,9 +69,9 @@ class Words:
     def text(self, key: str, /, **values: str) -> str:
         """Return a text with values in its placeholders."""
 
-        def value(found: re.Match[str]) -> str:
+        def value(placeholder: re.Match[str]) -> str:
             # A name in Latin letters must not change the order of the words around it.
-            inner = values[found[1]]
+            inner = values[placeholder[1]]
             return f"\u2068{inner}\u2069" if self.right_to_left else inner
 
         return _PLACEHOLDER.sub(value, self._texts[key])
@@ -108,26 +108,26 @@ class Look:
         if page.texts is not None:
             _add_texts(self._languages, base / page.texts)
 
-    def words(self, wanted: str, accepted: str) -> Words:
+    def words(self, language: str, accepted: str) -> Words:
         """Return the texts in the best language that there is.
 
-        :param wanted: the language that a link names; ``""``: none.
+        :param language: the language that a link names; ``""``: none.
         :param accepted: the header ``Accept-Language``.
         """
         ranked: list[tuple[float, str]] = []
         for part in accepted.split(",")[:_MAX_LANGUAGES]:
-            if found := _ACCEPTED.fullmatch(part):
+            if entry := _ACCEPTED.fullmatch(part):
                 try:
-                    weight = float(found[2] or 1)
+                    weight = float(entry[2] or 1)
                 except ValueError:
                     continue
                 if weight > 0:
-                    ranked.append((-weight, found[1]))
-        known = {code.lower(): code for code in self._languages}
-        for tag in (wanted, *(tag for _, tag in sorted(ranked, key=lambda one: one[0]))):
+                    ranked.append((-weight, entry[1]))
+        codes = {code.lower(): code for code in self._languages}
+        for tag in (language, *(tag for _, tag in sorted(ranked, key=lambda pair: pair[0]))):
             for form in (tag.lower(), tag.lower().partition("-")[0]):
-                if form in known:
-                    return Words(known[form], self._languages[known[form]])
+                if form in codes:
+                    return Words(codes[form], self._languages[codes[form]])
         return Words("en", self._languages["en"])
 
     def page(self, **values: Any) -> bytes:
@@ -172,7 +172,7 @@ def _style(color: str) -> tuple[str, str]:
     """Return the style sheet with a colour, and the Content-Security-Policy of its page: without
     scripts, and without content from elsewhere."""
     colors = {"accent": color, "dark": lightened(color, _DARK)}
-    css = _PLACEHOLDER.sub(lambda found: colors[found[1]], _packaged("style.css"))
+    css = _PLACEHOLDER.sub(lambda placeholder: colors[placeholder[1]], _packaged("style.css"))
     digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
     policy = (
         f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; form-action 'self';"
@@ -230,7 +230,7 @@ def _add_texts(languages: _Texts, folder: Path) -> None:
             if not isinstance(text, str) or (name == "dir" and text not in ("ltr", "rtl")):
                 rule = 'must be "ltr" or "rtl"' if name == "dir" else "must be a string"
                 raise ConfigError(f"texts: {path}: {name} {rule}")
-            known = set(_PLACEHOLDER.findall(english.get(name, "")))
-            if unknown := set(_PLACEHOLDER.findall(text)) - known:
+            placeholders = set(_PLACEHOLDER.findall(english.get(name, "")))
+            if unknown := set(_PLACEHOLDER.findall(text)) - placeholders:
                 raise ConfigError(f"texts: {path}: {name} has no {{{min(unknown)}}}")
         languages[path.stem] = {**languages.get(path.stem, english), **texts}

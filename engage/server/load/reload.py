@@ -44,7 +44,7 @@ QUIET_READS: Final = round(10 / READ_WAIT)
 class Reloaded:
     """The outcomes of the records."""
 
-    #: The outcomes of :meth:`engage.monitoring.metrics.Metrics.loaded`, with their numbers.
+    #: The outcomes of the metric ``loaded_records``, with their numbers.
     outcomes: Mapping[str, int]
     #: Partition → why the rest of it was not read.
     paused: Mapping[int, str]
@@ -79,13 +79,13 @@ async def _reload(
         await load.open()
         async with within(config.storage.write_timeout):
             ends = await load.log.ends()
-        wanted = Range(
+        bounds = Range(
             group=f"{log_section(config).group}.from-{uuid.uuid4().hex[:12]}",
             since=since,
             ends=ends,
             skips=_skips(config, load.clock()),
         )
-        loader = load.loader(wanted)
+        loader = load.loader(bounds)
         interrupted = False
 
         def interrupt() -> None:

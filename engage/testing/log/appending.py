@@ -48,29 +48,29 @@ class LogAppendTests:
         await append_all(log, *numbered(10))
         after = await log.ends()
         assert after.keys() == before.keys()
-        found = await bench.everything(log)
-        assert sorted(names(found)) == sorted(f"m{n}" for n in range(10))
-        assert offsets_after(found).items() <= after.items()
+        entries = await bench.everything(log)
+        assert sorted(names(entries)) == sorted(f"m{n}" for n in range(10))
+        assert offsets_after(entries).items() <= after.items()
 
     @on_log
     async def test_records_are_returned_unchanged(self, bench: LogBench) -> None:
         log = await bench.open()
         sent = [
-            LogRecord(key=b"acme:" + one, value=one, headers={"engage": one, "meta": b"m%d" % n})
-            for n, one in enumerate(AWKWARD)
+            LogRecord(key=b"acme:" + raw, value=raw, headers={"engage": raw, "meta": b"m%d" % n})
+            for n, raw in enumerate(AWKWARD)
         ]
         started = time.time()
         await append_all(log, *sent)
-        found = await bench.everything(log)
-        assert sorted(one.record.headers["meta"] for one in found) == [
-            one.headers["meta"] for one in sent
+        entries = await bench.everything(log)
+        assert sorted(entry.record.headers["meta"] for entry in entries) == [
+            record.headers["meta"] for record in sent
         ]
-        for one in found:
-            original = sent[int(names([one])[0][1:])]
-            assert (one.record.key, one.record.value) == (original.key, original.value)
-            assert dict(one.record.headers) == dict(original.headers)
+        for entry in entries:
+            original = sent[int(names([entry])[0][1:])]
+            assert (entry.record.key, entry.record.value) == (original.key, original.value)
+            assert dict(entry.record.headers) == dict(original.headers)
             # The clocks of other machines differ, but not by a day.
-            assert abs(one.appended_at / 1000 - started) < 86_400
+            assert abs(entry.appended_at / 1000 - started) < 86_400
 
     @on_log
     async def test_no_records_are_no_error(self, bench: LogBench) -> None:
@@ -95,12 +95,12 @@ class LogAppendTests:
             for n in range(100)
         ]
         await asyncio.gather(*map(asyncio.ensure_future, calls))
-        found = await bench.everything(log)
-        assert len(found) == 40 + 34 + 66 * 3
+        entries = await bench.everything(log)
+        assert len(entries) == 40 + 34 + 66 * 3
         for key in range(3):
-            mine = [one for one in found if one.record.key == f"acme:user{key}".encode()]
-            assert len({one.partition for one in mine}) == 1
-            assert [one.offset for one in mine] == sorted({one.offset for one in mine})
+            mine = [entry for entry in entries if entry.record.key == f"acme:user{key}".encode()]
+            assert len({entry.partition for entry in mine}) == 1
+            assert [entry.offset for entry in mine] == sorted({entry.offset for entry in mine})
             assert names(mine) == sorted(names(mine))
 
     @on_log
@@ -108,7 +108,7 @@ class LogAppendTests:
         log = await bench.open()
         large = bench.subject.too_large(log_record("large"))
         outcomes = await log.append([log_record("a"), large, log_record("b")])
-        assert [one.status for one in outcomes] == [Status.STORED, Status.REFUSED, Status.STORED]
+        assert [x.status for x in outcomes] == [Status.STORED, Status.REFUSED, Status.STORED]
         assert outcomes[1].reason
         (alone,) = await log.append([large])
         assert alone.status is Status.REFUSED
@@ -119,27 +119,27 @@ class LogAppendTests:
         log = await bench.open()
         value = os.urandom(bench.context.max_value_bytes)  # cannot be compressed
         await append_all(log, log_record("before"), log_record("large", value=value))
-        found = await bench.everything(log)
-        assert [one.record.value for one in found] == [b"before", value]
+        entries = await bench.everything(log)
+        assert [entry.record.value for entry in entries] == [b"before", value]
 
     @on_log
     async def test_ten_megabytes_are_appended_by_one_call(self, bench: LogBench) -> None:
         log = await bench.open()
         records = [log_record(f"m{n:05}", f"u{n % 97}", os.urandom(1000)) for n in range(10_000)]
         await append_all(log, *records)
-        found = await bench.everything(log)
-        assert sorted(names(found)) == names_of(records)
-        values = {one.key + one.headers["meta"]: one.value for one in records}
+        entries = await bench.everything(log)
+        assert sorted(names(entries)) == names_of(records)
+        values = {record.key + record.headers["meta"]: record.value for record in records}
         assert all(
-            values[one.record.key + one.record.headers["meta"]] == one.record.value for one in found
+            values[x.record.key + x.record.headers["meta"]] == x.record.value for x in entries
         )
 
     @on_log
     async def test_many_calls_run_at_the_same_time(self, bench: LogBench) -> None:
         log = await bench.open()
         await asyncio.gather(*(append_all(log, *numbered(7, name=f"c{n}-")) for n in range(200)))
-        found = names(await bench.everything(log))
-        assert sorted(found) == sorted(f"c{n}-{m}" for n in range(200) for m in range(7))
+        stored = names(await bench.everything(log))
+        assert sorted(stored) == sorted(f"c{n}-{m}" for n in range(200) for m in range(7))
 
     @on_log
     async def test_a_cancelled_call_harms_no_other(self, bench: LogBench) -> None:
@@ -160,15 +160,15 @@ class LogAppendTests:
             for n, outcomes in enumerate(done):
                 if n % 3:
                     assert not isinstance(outcomes, BaseException)
-                    assert [one.status for one in outcomes] == [Status.STORED] * 5
+                    assert [x.status for x in outcomes] == [Status.STORED] * 5
         await log.close()
         reopened = await bench.open()
         await append_all(reopened, log_record("9-00-0", "user0"))
-        found = await bench.everything(reopened)
-        assert len(found) == len(set(names(found)))
-        assert {*kept, "9-00-0"} <= set(names(found)) <= {*kept, *cancelled, "9-00-0"}
-        for key in {one.record.key for one in found}:
-            all_of_key = names(one for one in found if one.record.key == key)
+        entries = await bench.everything(reopened)
+        assert len(entries) == len(set(names(entries)))
+        assert {*kept, "9-00-0"} <= set(names(entries)) <= {*kept, *cancelled, "9-00-0"}
+        for key in {entry.record.key for entry in entries}:
+            all_of_key = names(entry for entry in entries if entry.record.key == key)
             mine = [name for name in all_of_key if name not in cancelled]
             assert mine == sorted(mine)
 
@@ -181,12 +181,12 @@ class LogAppendTests:
         second = await bench.open()
         assert await second.ends() == ends
         await append_all(second, *numbered(20, name="b"))
-        found = await bench.everything(second)
-        assert len(found) == 40
+        entries = await bench.everything(second)
+        assert len(entries) == 40
         # A key stays in its partition.
-        where = {one.record.key: one.partition for one in found}
-        assert all(where[one.record.key] == one.partition for one in found)
-        for records in by_partition(found).values():
+        where = {entry.record.key: entry.partition for entry in entries}
+        assert all(where[entry.record.key] == entry.partition for entry in entries)
+        for records in by_partition(entries).values():
             assert names(records) == sorted(names(records), key=lambda name: name[0])
 
     @on_log
@@ -216,7 +216,7 @@ class LogAppendTests:
         log = await bench.open()
         large = bench.subject.too_large(log_record("large"))
         outcomes = await log.append_dead([log_record("a"), large, log_record("b")])
-        assert [one.status for one in outcomes] == [Status.STORED, Status.REFUSED, Status.STORED]
+        assert [x.status for x in outcomes] == [Status.STORED, Status.REFUSED, Status.STORED]
         assert outcomes[1].reason
         (alone,) = await log.append_dead([large])
         assert alone.status is Status.REFUSED
@@ -277,10 +277,10 @@ class LogAppendTests:
         calls = [asyncio.ensure_future(_try(log, f"m{n}")) for n in range(50)]
         await asyncio.sleep(0)
         await log.close()
-        stored = [f"m{n}" for n, done in enumerate(await asyncio.gather(*calls)) if done]
-        found = names(await bench.everything(await bench.open()))
-        assert len(found) == len(set(found))
-        assert set(stored) <= set(found)
+        acknowledged = [f"m{n}" for n, done in enumerate(await asyncio.gather(*calls)) if done]
+        stored = names(await bench.everything(await bench.open()))
+        assert len(stored) == len(set(stored))
+        assert set(acknowledged) <= set(stored)
 
     @on_log
     async def test_gauges_have_names_for_metrics(self, bench: LogBench) -> None:
@@ -292,7 +292,7 @@ class LogAppendTests:
 
 def names_of(records: list[LogRecord]) -> list[str]:
     """Return the names of records that were not read yet."""
-    return [one.headers["meta"].decode() for one in records]
+    return [record.headers["meta"].decode() for record in records]
 
 
 async def _try(log: EventLog, name: str) -> bool:

@@ -53,16 +53,16 @@ class LogFailureTests:
                     await log.check()
         await eventually(log.check, StorageUnavailable)
         await eventually(lambda: append_all(log, log_record("after")), StorageUnavailable)
-        found = set(names(await bench.everything(log)))
+        stored = set(names(await bench.everything(log)))
         # Records that were not acknowledged may be there.
-        assert {"before", "after"} <= found <= {"before", "during", "after"}
+        assert {"before", "after"} <= stored <= {"before", "during", "after"}
 
     @on_log
     async def test_every_method_raises_unavailable(self, bench: LogBench) -> None:
         log = await bench.open(write_timeout=_TIMEOUT)
         await append_all(log, *numbered(5))
         reader = await bench.reader(log)
-        found = await bench.take(reader, 5)
+        entries = await bench.take(reader, 5)
         writing: list[Call] = [
             log.check,
             lambda: log.append([log_record("n")]),
@@ -74,7 +74,7 @@ class LogFailureTests:
             lambda: log.committed("g"),
             lambda: log.backlog("g"),
             lambda: reader.read(max_records=1, max_bytes=1, wait=0.1),
-            lambda: reader.commit(offsets_after(found)),
+            lambda: reader.commit(offsets_after(entries)),
             reader.rewind,
         ]
 
@@ -96,7 +96,7 @@ class LogFailureTests:
         parts = by_partition(await bench.everything(log))
         broken = min(parts)
         inside = parts[broken][0].record
-        outside = next(one for number in parts for one in parts[number] if number != broken).record
+        outside = next(x for number in parts for x in parts[number] if number != broken).record
         await asyncio.to_thread(bench.subject.break_partition, bench.options, broken)
         try:
             waiting = asyncio.ensure_future(log.append([outside, inside]))
@@ -147,7 +147,7 @@ class LogFailureTests:
             while not stop:
                 records = numbered(5, keys=5, name=f"{name}{turn}-")
                 turn += 1
-                batch = {one.headers["meta"].decode() for one in records}
+                batch = {record.headers["meta"].decode() for record in records}
                 sent.update(batch)
                 with contextlib.suppress(StorageUnavailable):
                     await append_all(log, *records)
@@ -160,9 +160,9 @@ class LogFailureTests:
             ):
                 try:
                     # Few at a time, so that there are more when the log breaks.
-                    found = await read(reader, wait=0.2, max_records=20)
-                    done.update(names(found))
-                    await reader.commit(offsets_after(found))
+                    entries = await read(reader, wait=0.2, max_records=20)
+                    done.update(names(entries))
+                    await reader.commit(offsets_after(entries))
                 except StorageUnavailable:
                     pass
                 await asyncio.sleep(0.01)
@@ -187,13 +187,13 @@ class LogProcessTests:
         log = await bench.open()
         jobs = [{"name": name, "count": 60} for name in "ab"]
         async with run_children(_CHILD, [{**_common(bench), **job} for job in jobs]) as children:
-            for one in children:
-                assert one.stdout is not None
-                assert (await one.stdout.read()).split()[-1] == b"done"
+            for child in children:
+                assert child.stdout is not None
+                assert (await child.stdout.read()).split()[-1] == b"done"
         await append_all(log, *numbered(60, keys=20, name="c"))
-        found = await bench.everything(log)
-        assert sorted(names(found)) == sorted(f"{name}{n}" for name in "abc" for n in range(60))
-        assert len({(one.record.key, one.partition) for one in found}) == 20
+        entries = await bench.everything(log)
+        assert sorted(names(entries)) == sorted(f"{name}{n}" for name in "abc" for n in range(60))
+        assert len({(entry.record.key, entry.partition) for entry in entries}) == 20
 
     @on_log
     async def test_a_killed_process_loses_no_acknowledged_record(self, bench: LogBench) -> None:
@@ -213,9 +213,9 @@ class LogProcessTests:
                 await child.wait()
         acknowledged = {line.strip() for line in lines if line.endswith("\n")}
         await append_all(log, log_record("after"))
-        found = names(await bench.everything(log))
-        assert len(found) == len(set(found))
-        assert acknowledged | {"after"} <= set(found)
+        stored = names(await bench.everything(log))
+        assert len(stored) == len(set(stored))
+        assert acknowledged | {"after"} <= set(stored)
 
 
 def _common(bench: LogBench) -> dict[str, Any]:

@@ -31,13 +31,13 @@ class LogGroupTests:
         shares = await _divided(bench, log, readers)
         # Now each record goes to one of them.
         await append_all(log, *numbered(200, name="n"))
-        found: list[list[ReadRecord]] = [[], []]
+        taken: list[list[ReadRecord]] = [[], []]
         end = time.monotonic() + bench.subject.patience
-        while sum(map(len, found)) < 200 and time.monotonic() < end:
-            for reader, share in zip(readers, found, strict=True):
+        while sum(map(len, taken)) < 200 and time.monotonic() < end:
+            for reader, share in zip(readers, taken, strict=True):
                 share += await read(reader, wait=0.2)
-        assert sorted(names(found[0] + found[1])) == sorted(f"n{n}" for n in range(200))
-        for share, partitions in zip(found, shares, strict=True):
+        assert sorted(names(taken[0] + taken[1])) == sorted(f"n{n}" for n in range(200))
+        for share, partitions in zip(taken, shares, strict=True):
             assert by_partition(share).keys() <= partitions
 
     @on_log
@@ -54,12 +54,12 @@ class LogGroupTests:
             first += await read(readers[0], wait=0.2)
         await readers[0].close()
         # The other one gets all of them, including those that the first had read without a commit.
-        found: set[str] = set()
-        while len(found) < 100 and time.monotonic() < end:
+        seen: set[str] = set()
+        while len(seen) < 100 and time.monotonic() < end:
             more = await read(readers[1], wait=0.2)
-            found.update(names(more))
+            seen.update(names(more))
             await readers[1].commit(offsets_after(more))
-        assert found == {f"n{n}" for n in range(100)}
+        assert seen == {f"n{n}" for n in range(100)}
         assert (await log.backlog("g")).records == 0
 
     @on_log
@@ -98,20 +98,20 @@ class LogGroupTests:
             while not stop:
                 records = numbered(20, keys=20, name=f"t{turn}-")
                 await append_all(log, *records)
-                sent.update(one.headers["meta"].decode() for one in records)
+                sent.update(record.headers["meta"].decode() for record in records)
                 turn += 1
                 await asyncio.sleep(0.02)
 
         async def load(reader: LogReader, turns: int) -> None:
             for turn in range(turns):
-                found = await read(reader, wait=0.2, max_records=10)
+                entries = await read(reader, wait=0.2, max_records=10)
                 # Some of it fails, and is read again.
                 if turn % 5 == 4:
                     await reader.rewind()
                     continue
                 await asyncio.sleep(0.005)
-                done.update(names(found))
-                await reader.commit(offsets_after(found))
+                done.update(names(entries))
+                await reader.commit(offsets_after(entries))
             await reader.close()
 
         appending = asyncio.ensure_future(append())
@@ -128,9 +128,9 @@ class LogGroupTests:
         last = await bench.reader(log)
         end = time.monotonic() + bench.subject.patience
         while done < sent and time.monotonic() < end:
-            found = await read(last, wait=0.5)
-            done.update(names(found))
-            await last.commit(offsets_after(found))
+            entries = await read(last, wait=0.5)
+            done.update(names(entries))
+            await last.commit(offsets_after(entries))
         assert done == sent
         assert (await log.backlog("g")).records == 0
 
@@ -143,7 +143,7 @@ async def _divided(bench: LogBench, log: EventLog, readers: list[LogReader]) -> 
     """
     end = time.monotonic() + bench.subject.patience
     partitions = set(await log.ends())
-    wanted = min(len(partitions), len(readers))
+    expected = min(len(partitions), len(readers))
     turn = 0
     before: list[set[int]] = []
     while True:
@@ -154,13 +154,13 @@ async def _divided(bench: LogBench, log: EventLog, readers: list[LogReader]) -> 
         while quiet < 2:
             quiet += 1
             for reader, share in zip(readers, shares, strict=True):
-                found = await read(reader, wait=0.3)
-                share.update(by_partition(found))
-                await reader.commit(offsets_after(found))
-                quiet = 0 if found else quiet
+                entries = await read(reader, wait=0.3)
+                share.update(by_partition(entries))
+                await reader.commit(offsets_after(entries))
+                quiet = 0 if entries else quiet
         active = sum(map(bool, shares))
         # Twice the same: in one turn, a reader may have read from a partition before it lost it.
-        divided = active == wanted and sum(map(len, shares)) == len(set().union(*shares))
+        divided = active == expected and sum(map(len, shares)) == len(set().union(*shares))
         if divided and shares == before:
             return shares
         before = shares

@@ -121,30 +121,30 @@ class LogBench(Harness[LogSubject]):
 
         :raises AssertionError: if there are fewer or more of them.
         """
-        found: list[ReadRecord] = []
+        entries: list[ReadRecord] = []
         end = time.monotonic() + self.subject.patience
-        while len(found) < count and time.monotonic() < end:
-            found += await read(reader, wait=1)
-        found += await read(reader, wait=0.2)
-        assert len(found) == count
-        return found
+        while len(entries) < count and time.monotonic() < end:
+            entries += await read(reader, wait=1)
+        entries += await read(reader, wait=0.2)
+        assert len(entries) == count
+        return entries
 
     async def everything(self, log: EventLog) -> list[ReadRecord]:
         """Return all records that are in the log now, read by a group of its own."""
         ends = {number: end for number, end in (await log.ends()).items() if end}
         reader = await self.reader(log, f"all{next(self._groups)}")
-        found: list[ReadRecord] = []
+        entries: list[ReadRecord] = []
         quiet = time.monotonic() + self.subject.patience
         while ends and time.monotonic() < quiet:
             more = await read(reader, wait=0.5)
-            for one in more:
-                if one.offset + 1 >= ends.get(one.partition, 0):
-                    ends.pop(one.partition, None)
-            found += more
+            for entry in more:
+                if entry.offset + 1 >= ends.get(entry.partition, 0):
+                    ends.pop(entry.partition, None)
+            entries += more
             if more:
                 quiet = time.monotonic() + 5
         await reader.close()
-        return found
+        return entries
 
     async def _break(self) -> None:
         await asyncio.to_thread(self.subject.break_log, self.options)
@@ -176,23 +176,23 @@ def numbered(count: int, *, keys: int = 50, name: str = "m") -> list[LogRecord]:
 
 def names(records: Iterable[ReadRecord]) -> list[str]:
     """Return the names of records, in their order."""
-    return [one.record.headers["meta"].decode() for one in records]
+    return [entry.record.headers["meta"].decode() for entry in records]
 
 
 def by_partition(records: Iterable[ReadRecord]) -> dict[int, list[ReadRecord]]:
     """Return partition → its records, in the order in which they were read."""
-    found: dict[int, list[ReadRecord]] = {}
-    for one in records:
-        found.setdefault(one.partition, []).append(one)
-    return found
+    parts: dict[int, list[ReadRecord]] = {}
+    for entry in records:
+        parts.setdefault(entry.partition, []).append(entry)
+    return parts
 
 
 def offsets_after(records: Iterable[ReadRecord]) -> dict[int, int]:
     """Return the offsets to commit when these records are done with."""
-    found: dict[int, int] = {}
-    for one in records:
-        found[one.partition] = max(found.get(one.partition, 0), one.offset + 1)
-    return found
+    offsets: dict[int, int] = {}
+    for entry in records:
+        offsets[entry.partition] = max(offsets.get(entry.partition, 0), entry.offset + 1)
+    return offsets
 
 
 async def read(

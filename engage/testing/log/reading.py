@@ -37,29 +37,29 @@ class LogReadTests:
             log, *(log_record(f"m{n}", f"u{n % 9}", bytes(size)) for n, size in enumerate(sizes))
         )
         reader = await bench.reader(log)
-        found: list[ReadRecord] = []
+        entries: list[ReadRecord] = []
         end = time.monotonic() + bench.subject.patience
-        while len(found) < len(sizes) and time.monotonic() < end:
+        while len(entries) < len(sizes) and time.monotonic() < end:
             batch = await reader.read(max_records=7, max_bytes=2000, wait=0.5)
             assert not batch.gaps
             assert len(batch.records) <= 7
             # A larger one comes alone.
-            total = sum(one.record.size for one in batch.records)
+            total = sum(entry.record.size for entry in batch.records)
             assert total <= 2000 or len(batch.records) == 1
-            found += batch.records
-        assert sorted(names(found)) == sorted(f"m{n}" for n in range(len(sizes)))
-        _check_order(found)
+            entries += batch.records
+        assert sorted(names(entries)) == sorted(f"m{n}" for n in range(len(sizes)))
+        _check_order(entries)
 
     @on_log
     async def test_a_record_is_returned_once(self, bench: LogBench) -> None:
         """It is not returned again because it is not committed yet."""
         log = await bench.open(*numbered(100))
         reader = await bench.reader(log)
-        found = await bench.take(reader, 100)
+        entries = await bench.take(reader, 100)
         await append_all(log, *numbered(100, name="n"))
-        found += await bench.take(reader, 100)
-        assert len(set(names(found))) == 200
-        _check_order(found)
+        entries += await bench.take(reader, 100)
+        assert len(set(names(entries))) == 200
+        _check_order(entries)
 
     @on_log
     async def test_a_read_waits_for_the_first_record(self, bench: LogBench) -> None:
@@ -80,7 +80,7 @@ class LogReadTests:
         """Its records are returned by the next call."""
         log = await bench.open(*numbered(200))
         reader = await bench.reader(log)
-        found: list[ReadRecord] = []
+        entries: list[ReadRecord] = []
         for n in range(200):
             reading = asyncio.ensure_future(read(reader, wait=5, max_records=2))
             for _ in range(n % 5):
@@ -89,25 +89,25 @@ class LogReadTests:
                 await asyncio.sleep(0.001 * (n % 7))
             reading.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                found += await reading
-        found += await bench.take(reader, 200 - len(found))
-        assert set(names(found)) == {f"m{n}" for n in range(200)}
-        _check_order(found)
+                entries += await reading
+        entries += await bench.take(reader, 200 - len(entries))
+        assert set(names(entries)) == {f"m{n}" for n in range(200)}
+        _check_order(entries)
 
     @on_log
     async def test_a_reader_begins_at_the_first_record(self, bench: LogBench) -> None:
         """In each partition that has no committed offset, when it joins the group or later."""
         log = await bench.open(log_record("a", "user0"))
         first = await bench.reader(log)
-        (one,) = await bench.take(first, 1)
-        await first.commit(offsets_after([one]))
+        (entry,) = await bench.take(first, 1)
+        await first.commit(offsets_after([entry]))
         await first.close()
         await append_all(log, *numbered(100))
         second = await bench.reader(log)
-        found = await bench.take(second, 100)
+        entries = await bench.take(second, 100)
         await append_all(log, log_record("z"))
-        found += await bench.take(second, 1)
-        assert set(names(found)) == {*(f"m{n}" for n in range(100)), "z"}
+        entries += await bench.take(second, 1)
+        assert set(names(entries)) == {*(f"m{n}" for n in range(100)), "z"}
 
     @on_log
     async def test_a_group_continues_at_the_offsets_that_were_named(self, bench: LogBench) -> None:
@@ -115,7 +115,7 @@ class LogReadTests:
         log = await bench.open(*numbered(120))
         first = await bench.reader(log)
         parts = by_partition(await bench.take(first, 120))
-        done = [one for part in parts.values() for one in part[: len(part) // 3]]
+        done = [entry for part in parts.values() for entry in part[: len(part) // 3]]
         offsets = offsets_after(done)
         await first.commit(offsets)
         assert await log.committed("g") == offsets
@@ -123,8 +123,8 @@ class LogReadTests:
         await first.close()
         assert await log.committed("g") == offsets
         second = await bench.reader(log)
-        found = await bench.take(second, 120 - len(done))
-        assert set(names(found)) == {f"m{n}" for n in range(120)} - set(names(done))
+        entries = await bench.take(second, 120 - len(done))
+        assert set(names(entries)) == {f"m{n}" for n in range(120)} - set(names(done))
         # An offset may move back, as when an operator wants records to be read again.
         await second.commit({number: part[0].offset for number, part in parts.items()})
         await second.close()
@@ -145,8 +145,8 @@ class LogReadTests:
     @on_log
     async def test_groups_do_not_know_each_other(self, bench: LogBench) -> None:
         log = await bench.open(*numbered(30))
-        one, other = await bench.reader(log, "one"), await bench.reader(log, "other")
-        await one.commit(offsets_after(await bench.take(one, 30)))
+        first, other = await bench.reader(log, "one"), await bench.reader(log, "other")
+        await first.commit(offsets_after(await bench.take(first, 30)))
         assert await log.committed("other") == {}
         await bench.take(other, 30)
 
@@ -159,7 +159,7 @@ class LogReadTests:
         again = await bench.take(reader, 60)
         assert set(names(again)) == {f"m{n}" for n in range(60)}
         _check_order(again)
-        done = [one for part in parts.values() for one in part[: len(part) // 2]]
+        done = [entry for part in parts.values() for entry in part[: len(part) // 2]]
         await reader.commit(offsets_after(done))
         await append_all(log, *numbered(5, name="n"))
         await reader.rewind()
@@ -176,10 +176,10 @@ class LogReadTests:
         reader.pause([paused])
         await append_all(log, *numbered(60, name="n"))
         others = 60 - len(parts[paused])
-        found = await bench.take(reader, others)
+        entries = await bench.take(reader, others)
         await reader.rewind()
-        found += await bench.take(reader, 2 * others)
-        assert paused not in by_partition(found)
+        entries += await bench.take(reader, 2 * others)
+        assert paused not in by_partition(entries)
         assert await log.committed("g") == {}
         await reader.close()
         await bench.take(await bench.reader(log), 120)
@@ -193,18 +193,18 @@ class LogReadTests:
             await asyncio.sleep(0.05)
         everything = await bench.everything(log)
         assert len(everything) == 100
-        since = sorted(one.appended_at for one in everything)[60]
-        later = [one for one in everything if one.appended_at >= since]
+        since = sorted(entry.appended_at for entry in everything)[60]
+        later = [entry for entry in everything if entry.appended_at >= since]
         reader = await bench.reader(log, since=since)
-        found = await bench.take(reader, len(later))
-        assert set(names(found)) == set(names(later))
+        entries = await bench.take(reader, len(later))
+        assert set(names(entries)) == set(names(later))
         # It does not matter to a group that has committed offsets.
-        await reader.commit({one.partition: one.offset for one in reversed(found)})
+        await reader.commit({entry.partition: entry.offset for entry in reversed(entries)})
         await reader.close()
-        now = max(one.appended_at for one in everything) + 3_600_000
+        now = max(entry.appended_at for entry in everything) + 3_600_000
         again = await bench.reader(log, since=now)
-        expected = {name for part in by_partition(found).values() for name in names(part)}
-        assert set(names(await bench.take(again, len(found)))) == expected
+        expected = {name for part in by_partition(entries).values() for name in names(part)}
+        assert set(names(await bench.take(again, len(entries)))) == expected
         # Nothing was appended at this time yet: it begins at the end.
         late = await bench.reader(log, "late", since=now)
         assert await read(late, wait=1) == []
@@ -223,16 +223,16 @@ class LogReadTests:
         backlog = await log.backlog("g")
         # Numbers that a log leaves out also count.
         assert backlog.records >= 100
-        assert backlog.oldest_at == min(one.appended_at for one in everything)
+        assert backlog.oldest_at == min(entry.appended_at for entry in everything)
         assert backlog.retention is None or backlog.retention > 0
         reader = await bench.reader(log)
-        found = await bench.take(reader, 100)
-        done = [one for one in found if names([one])[0].startswith("a")]
+        entries = await bench.take(reader, 100)
+        done = [entry for entry in entries if names([entry])[0].startswith("a")]
         await reader.commit(offsets_after(done))
         left = await log.backlog("g")
         assert 50 <= left.records <= backlog.records - 50
         assert left.oldest_at == min(
-            one.appended_at for one in found if names([one])[0].startswith("b")
+            entry.appended_at for entry in entries if names([entry])[0].startswith("b")
         )
         await reader.commit(await log.ends())
         assert await log.backlog("g") == Backlog(
@@ -257,18 +257,18 @@ class LogReadTests:
         assert (await log.backlog("g")).gaps == {number: (records[5].offset, first)}
         assert (await log.backlog("new")).gaps == {}
         again = await bench.reader(log)
-        found: list[ReadRecord] = []
+        entries: list[ReadRecord] = []
         gaps: list[Mapping[int, tuple[int, int]]] = []
         end = time.monotonic() + bench.subject.patience
-        while (len(found) < 8 or not gaps) and time.monotonic() < end:
+        while (len(entries) < 8 or not gaps) and time.monotonic() < end:
             batch = await again.read(max_records=3, max_bytes=MAX_BYTES, wait=0.5)
-            found += batch.records
+            entries += batch.records
             gaps += [batch.gaps] if batch.gaps else []
-        found += await read(again, wait=0.3)
-        assert [dict(one) for one in gaps] == [{number: (records[5].offset, first)}]
-        assert names(found) == [f"m{n}" for n in range(12, 20)]
+        entries += await read(again, wait=0.3)
+        assert [dict(gap) for gap in gaps] == [{number: (records[5].offset, first)}]
+        assert names(entries) == [f"m{n}" for n in range(12, 20)]
         # A group that has no offset yet has lost nothing.
-        assert names(await bench.take(await bench.reader(log, "new"), 8)) == names(found)
+        assert names(await bench.take(await bench.reader(log, "new"), 8)) == names(entries)
         assert (await log.backlog("g")).records == 8
         await again.commit({number: first})
         assert (await log.backlog("g")).gaps == {}
@@ -283,16 +283,16 @@ class LogReadTests:
         log = await bench.open(log_record("a"))
         reader = await bench.reader(log)
         await reader.open()
-        found = await bench.take(reader, 1)
+        entries = await bench.take(reader, 1)
         await reader.close()
         await reader.close()
-        for one in (reader, log.reader("g")):
+        for closed in (reader, log.reader("g")):
             with pytest.raises(StorageUnavailable):
-                await read(one, wait=0)
+                await read(closed, wait=0)
             with pytest.raises(StorageUnavailable):
-                await one.commit(offsets_after(found))
+                await closed.commit(offsets_after(entries))
             with pytest.raises(StorageUnavailable):
-                await one.rewind()
+                await closed.rewind()
         assert await log.committed("g") == {}
         other = await bench.reader(log)
         await log.close()
@@ -300,8 +300,8 @@ class LogReadTests:
             await read(other, wait=0)
 
 
-def _check_order(found: list[ReadRecord]) -> None:
+def _check_order(entries: list[ReadRecord]) -> None:
     """Check that the records of each partition were returned in the order of the log."""
-    for records in by_partition(found).values():
-        offsets = [one.offset for one in records]
+    for records in by_partition(entries).values():
+        offsets = [entry.offset for entry in records]
         assert offsets == sorted(set(offsets))

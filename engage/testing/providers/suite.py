@@ -214,8 +214,8 @@ class ProviderConformance:
     def _authentication(self) -> list[str]:
         """Return the names of all headers that are part of the authentication."""
         signing = self.make().signing
-        found = [signing.signature, signing.credential, signing.timestamp, *signing.headers]
-        return sorted({name for name in found if name is not None})
+        names = [signing.signature, signing.credential, signing.timestamp, *signing.headers]
+        return sorted({name for name in names if name is not None})
 
     def test_a_genuine_delivery_becomes_events(self) -> None:
         request = self.genuine()
@@ -226,8 +226,8 @@ class ProviderConformance:
         assert not translation.rejected
         for event in translation.events:
             _check_document(event.document)
-            known = event.document.get("userId") or event.document.get("anonymousId")
-            assert known or event.recipient is not None
+            named = event.document.get("userId") or event.document.get("anonymousId")
+            assert named or event.recipient is not None
             self._check_opt_outs(event)
 
     def test_an_opt_out_is_reported(self) -> None:

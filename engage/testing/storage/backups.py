@@ -100,23 +100,23 @@ class BackupTests:
         assert SECRET.encode() not in (folder / "backup").read_bytes()
 
         new = another(bench)
-        found: list[Any] = []
+        results: list[Any] = []
 
         async def prepare(restored: Storage, backup: Backup) -> None:
-            found.append((backup, await restored.write([EVENTS[0], event("own", at=4)])))
+            results.append((backup, await restored.write([EVENTS[0], event("own", at=4)])))
 
         assert await restore(new(), folder / "backup", prepare) == made
-        ((backup, outcomes),) = found
+        ((backup, outcomes),) = results
         assert backup == made
-        assert [one.status for one in outcomes] == [Status.DUPLICATE, Status.STORED]
+        assert [outcome.status for outcome in outcomes] == [Status.DUPLICATE, Status.STORED]
         restored = new()
         await restored.open(create=True)
         page = await restored.scan(EventFilter(), after=None, limit=10)
         assert list(page.items) == [*EVENTS, event("own", at=4)]
         outcomes = await restored.write(EVENTS)
-        assert {one.status for one in outcomes} == {Status.DUPLICATE}
+        assert {outcome.status for outcome in outcomes} == {Status.DUPLICATE}
         assert (await profile_of(restored, "ann")).traits == {"plan": "pro"}
-        kinds = [one.kind for one in (await restored.list_records(None, limit=10)).items]
+        kinds = [record.kind for record in (await restored.list_records(None, limit=10)).items]
         assert kinds == ["key"]
 
     @on_store

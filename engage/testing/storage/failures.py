@@ -161,10 +161,10 @@ class FailureTests:
             while not stop:
                 batch = [identify(f"{name}-{number}-{n}", f"u{n}", number) for n in range(5)]
                 number += 1
-                sent.update(one.message_id for one in batch)
+                sent.update(event.message_id for event in batch)
                 with contextlib.suppress(StorageUnavailable):
                     await store.write(batch)
-                    acknowledged.update(one.message_id for one in batch)
+                    acknowledged.update(event.message_id for event in batch)
                 await asyncio.sleep(0)
 
         writers = [asyncio.ensure_future(write(name)) for name in "abc"]
@@ -178,9 +178,9 @@ class FailureTests:
 
 
 async def _check_nothing_is_lost(store: Storage, acknowledged: set[str], sent: set[str]) -> None:
-    found = await ids(store, limit=1000)
-    assert len(found) == len(set(found))
-    assert acknowledged <= set(found) <= sent
+    stored = await ids(store, limit=1000)
+    assert len(stored) == len(set(stored))
+    assert acknowledged <= set(stored) <= sent
     missing = sorted(sent)
-    await store.write([event(one) for one in missing])
+    await store.write([event(name) for name in missing])
     assert sorted(await ids(store, limit=1000)) == missing

@@ -49,8 +49,8 @@ class FollowTests:
         store = await _followable(bench)
         follower = _Follower(store)
         for number, at in enumerate((TIME, TIME - 10**9, TIME + 10**9, 1)):
-            one = dataclasses.replace(event(f"m{number}"), received_at=at)
-            await store.write([one])
+            old = dataclasses.replace(event(f"m{number}"), received_at=at)
+            await store.write([old])
             await follower.until({f"m{number}"})
         assert follower.names == ["m0", "m1", "m2", "m3"]
 
@@ -87,10 +87,10 @@ class FollowTests:
                 {"kind": "own ids", "count": 10**6, "name": f"{turn}{name}"} for name in ("a", "b")
             ]
             async with children_of(bench, *jobs) as children:
-                for one in children:
-                    assert one.stdout is not None
-                    acknowledged.add((await one.stdout.readline()).decode().strip())
-                reading = [asyncio.ensure_future(_read(one, acknowledged)) for one in children]
+                for child in children:
+                    assert child.stdout is not None
+                    acknowledged.add((await child.stdout.readline()).decode().strip())
+                reading = [asyncio.ensure_future(_read(child, acknowledged)) for child in children]
                 for _ in range(5):
                     await asyncio.sleep(chance.random() / 5)
                     stopped = chance.choice(children)
@@ -98,8 +98,8 @@ class FollowTests:
                     await asyncio.sleep(chance.random() / 5)
                     stopped.send_signal(signal.SIGCONT)
                 await asyncio.sleep(chance.random())
-                for one in children:
-                    one.kill()
+                for child in children:
+                    child.kill()
                 await asyncio.gather(*reading)
             assert not following.done(), following.exception()
         await store.write([event("last")])
@@ -157,7 +157,7 @@ class _Follower:
     @property
     def names(self) -> list[str]:
         """The message ids, in order."""
-        return [one.message_id for one in self.events]
+        return [event.message_id for event in self.events]
 
     async def read(self) -> None:
         """Read until there are no more events now."""

@@ -34,8 +34,8 @@ _SPACES: Final = ("acme", "other")
 _USERS: Final = ("u", "u2", "both", "ä\0")
 _VISITORS: Final = ("v", "v2", "both")
 _SUBJECTS: Final = (
-    *(Subject(Kind.USER, one) for one in _USERS),
-    *(Subject(Kind.VISITOR, one) for one in _VISITORS),
+    *(Subject(Kind.USER, name) for name in _USERS),
+    *(Subject(Kind.VISITOR, name) for name in _VISITORS),
 )
 _EMAILS: Final = ("x@y.z", "X@y.z ", "other@y.z", 1)
 _GROUPS: Final = ("news", "offers", "a.b$")
@@ -63,15 +63,15 @@ class HistoryTests:
             for number in range(40):
                 name, args, options = _any_call(chance, number, written, can_expire=can_expire)
                 results = [
-                    _plain(name, await getattr(one, name)(*args, **options))
-                    for one in (memory, store)
+                    _plain(name, await getattr(target, name)(*args, **options))
+                    for target in (memory, store)
                 ]
                 calls.append((name, args, options))
                 assert results[1] == results[0], (seed, calls[-1])
                 if number % 10 == 9:
-                    expected, found = await everything(memory), await everything(store)
+                    expected, stored = await everything(memory), await everything(store)
                     for what, values in expected.items():
-                        assert found[what] == values, (seed, what, calls[-10:])
+                        assert stored[what] == values, (seed, what, calls[-10:])
             await store.close()
 
 
@@ -90,7 +90,7 @@ def _any_call(
             events = [_any_event(chance, f"{number}-{n}") for n in range(choose(range(1, 6)))]
             # Some again: as they were, or another one of the same identity.
             again = [choose(written)] if written and choose([True, False]) else []
-            again = [choose([one, dataclasses.replace(one, timestamp=TIME + 9)]) for one in again]
+            again = [choose([old, dataclasses.replace(old, timestamp=TIME + 9)]) for old in again]
             written += events
             return "write", ([*events, *again],), {}
         case "apply":
@@ -98,8 +98,8 @@ def _any_call(
         case "suppress":
             fields = {"group_id": choose(["", "news"]), "reason": choose(["complaint", "bounce"])}
             fields |= {"at": TIME + choose(range(at + 1)), "lifted": choose([True, False])}
-            one = suppression(choose(_ADDRESSES), workspace=space)
-            return "suppress", ([dataclasses.replace(one, **fields)],), {}
+            base = suppression(choose(_ADDRESSES), workspace=space)
+            return "suppress", ([dataclasses.replace(base, **fields)],), {}
         case "keep":
             letters = [letter(f"l{number}-{n}", workspace_id=space) for n in range(choose([1, 3]))]
             return "keep", (letters,), {}
@@ -118,7 +118,7 @@ def _any_call(
             fields |= {"step": choose([60, 3600]), "workspace_id": space}
             return "put_counts", ([count(choose(range(9)), minute=at, **fields)],), {}
         case "erase_events":
-            gone = [one for one in written if one.user_id == "u2"][:3]
+            gone = [event for event in written if event.user_id == "u2"][:3]
             return "erase_events", (gone, [b"mark"] * len(gone)), {}
         case "erase_profile":
             subject = choose(_SUBJECTS)
@@ -184,17 +184,17 @@ def _any_change(chance: random.Random, number: int, at: int) -> SubscriptionChan
 def _plain(name: str, result: Any) -> Any:
     """Return what a call returned, in a form to compare."""
     if name == "write":
-        return [(one.status, one.stored, one.reason is None) for one in result]
-    return [dict(one) for one in result] if name == "apply_all" else result
+        return [(outcome.status, outcome.stored, outcome.reason is None) for outcome in result]
+    return [dict(state) for state in result] if name == "apply_all" else result
 
 
 async def everything(store: Any) -> dict[str, Any]:
     """Return everything that a store tells, in a form to compare: what has no order is sorted."""
-    found: dict[str, Any] = {}
+    rows: dict[str, Any] = {}
 
     async def read(what: str, method: Any, *args: Any, **options: Any) -> list[Any]:
         items = await all_pages(functools.partial(method, **options), *args, limit=4)
-        found[what] = sorted(map(dataclasses.astuple, items), key=repr)
+        rows[what] = sorted(map(dataclasses.astuple, items), key=repr)
         return items
 
     for space in (None, *_SPACES):
@@ -205,58 +205,58 @@ async def everything(store: Any) -> dict[str, Any]:
         await read(f"suppressions {space}", store.scan_suppressions, space)
         await read(f"dead letters {space}", store.scan_dead_letters, space)
         letters = await all_recent(store.recent_dead_letters, space, limit=4)
-        found[f"recent letters {space}"] = sorted(one.id for one in letters)
+        rows[f"recent letters {space}"] = sorted(letter.id for letter in letters)
         for kind in _KINDS:
             for reverse in (False, True):
                 read_records = functools.partial(store.list_records, reverse=reverse)
                 records = await all_pages(read_records, kind, space, limit=4)
-                found[f"records {kind} {space} {reverse}"] = records
+                rows[f"records {kind} {space} {reverse}"] = records
         for since in (0, TIME + 4):
             records = await all_pages(
                 functools.partial(store.history, since=since), space, None, limit=4
             )
             # The ids of the changes of an erased person are random.
-            found[f"history {space} {since}"] = sorted(
+            rows[f"history {space} {since}"] = sorted(
                 (
-                    dataclasses.replace(one, change_id="") if _is_erased(one.subject) else one
-                    for one in records
+                    dataclasses.replace(row, change_id="") if _is_erased(row.subject) else row
+                    for row in records
                 ),
-                key=lambda one: (one.workspace_id, one.subject),
+                key=lambda record: (record.workspace_id, record.subject),
             )
         for step in (60, 3600):
             times = {"since": TIME, "until": TIME + 5 * 60_000, "workspace_id": space}
             await read(f"sums {step} {space}", store.counts, step, **times)
     await read("links", store.scan_links)
     await read("counts", store.scan_counts)
-    for wanted in _FILTERS:
+    for criteria in _FILTERS:
         # A storage may return more events than are wanted.
-        events = [*filter(wanted.matches, await all_pages(store.scan, wanted, limit=4))]
-        recent = await all_recent(store.recent, wanted, limit=4)
-        assert [*filter(wanted.matches, recent)] == events[::-1]
-        found[f"events {wanted}"] = sorted(map(canonical, events))
+        events = [*filter(criteria.matches, await all_pages(store.scan, criteria, limit=4))]
+        recent = await all_recent(store.recent, criteria, limit=4)
+        assert [*filter(criteria.matches, recent)] == events[::-1]
+        rows[f"events {criteria}"] = sorted(map(canonical, events))
     for space in _SPACES:
         for name in _USERS:
-            found[f"user {space} {name}"] = await store.profile(space, name)
-            found[f"certain {space} {name}"] = dict(await store.certain(space, name))
-            found[f"linked {space} {name}"] = sorted(await store.linked_to(space, name))
+            rows[f"user {space} {name}"] = await store.profile(space, name)
+            rows[f"certain {space} {name}"] = dict(await store.certain(space, name))
+            rows[f"linked {space} {name}"] = sorted(await store.linked_to(space, name))
         for name in _VISITORS:
-            found[f"visitor {space} {name}"] = await store.visitor(space, name)
-            found[f"links {space} {name}"] = [user for user, _ in await store.links_to(space, name)]
+            rows[f"visitor {space} {name}"] = await store.visitor(space, name)
+            rows[f"links {space} {name}"] = [user for user, _ in await store.links_to(space, name)]
         for subject in _SUBJECTS:
-            found[f"state {space} {subject}"] = dict(await store.state(space, subject))
+            rows[f"state {space} {subject}"] = dict(await store.state(space, subject))
         for name in ("l0-0", "l9-0", "l20-0"):
-            found[f"letter {space} {name}"] = await store.dead_letter(space, name)
-        addresses = [("email", one) for one in _ADDRESSES]
-        found[f"suppressed {space}"] = {*await store.suppressions(space, addresses)}
+            rows[f"letter {space} {name}"] = await store.dead_letter(space, name)
+        addresses = [("email", address) for address in _ADDRESSES]
+        rows[f"suppressed {space}"] = {*await store.suppressions(space, addresses)}
         for value in ("x@y.z", "other@y.z"):
             holders = await all_pages(store.holders, space, "email", value, limit=2)
-            found[f"holders {space} {value}"] = sorted(holders)
+            rows[f"holders {space} {value}"] = sorted(holders)
             for method in (store.find_users, store.find_visitors):
                 people = await method(space, "email", [value])
-                found[f"{method.__name__} {space} {value}"] = sorted(people.get(value, ()))
+                rows[f"{method.__name__} {space} {value}"] = sorted(people.get(value, ()))
         values = await store.identifier_history(space, "email", _USERS)
-        found[f"identifiers {space}"] = {name: sorted(one) for name, one in values.items()}
-    return found
+        rows[f"identifiers {space}"] = {name: sorted(texts) for name, texts in values.items()}
+    return rows
 
 
 _FILTERS: Final = (

@@ -54,7 +54,7 @@ class ProcessTests:
         store = await bench.open()
         job = {"kind": "same ids", "count": 300, "batch": 7}
         async with children_of(bench, *({**job, "seed": seed} for seed in range(3))) as children:
-            reports = await asyncio.gather(*(lines_of(one) for one in children))
+            reports = await asyncio.gather(*(lines_of(child) for child in children))
         stored = [name for lines in reports for name in lines if name != "done"]
         assert sorted(stored) == sorted(f"m{number}" for number in range(300))
         assert sorted(await ids(store, limit=1000)) == sorted(stored)
@@ -66,7 +66,7 @@ class ProcessTests:
         store = await bench.open()
         jobs = [{"kind": "traits", "count": 120, "step": step} for step in range(3)]
         async with children_of(bench, *jobs) as children:
-            for lines in await asyncio.gather(*(lines_of(one) for one in children)):
+            for lines in await asyncio.gather(*(lines_of(child) for child in children)):
                 assert lines == ["done"]
         profile = await store.profile(WORKSPACE, "u")
         assert profile is not None
@@ -87,12 +87,12 @@ class ProcessTests:
                 async for line in child.stdout:
                     acknowledged.add(line.decode().strip())
 
-            readers = [asyncio.ensure_future(read(one)) for one in children]
-            while not all(one.done() for one in readers):
+            readers = [asyncio.ensure_future(read(child)) for child in children]
+            while not all(reader.done() for reader in readers):
                 before = acknowledged - {"done"}
-                found = await ids(store, limit=50)
-                assert len(found) == len(set(found))
-                assert before <= set(found)
+                stored = await ids(store, limit=50)
+                assert len(stored) == len(set(stored))
+                assert before <= set(stored)
                 await asyncio.sleep(0.01)
             await asyncio.gather(*readers)
         assert len(await ids(store, limit=1000)) == 400
@@ -116,12 +116,12 @@ class ProcessTests:
                 await child.wait()
         acknowledged = {line.strip() for line in lines if line.endswith("\n")}
         store = await bench.open()
-        found = await ids(store, limit=1000)
-        assert len(found) == len(set(found))
-        assert acknowledged <= set(found)
+        stored = await ids(store, limit=1000)
+        assert len(stored) == len(set(stored))
+        assert acknowledged <= set(stored)
         # Send everything that may have been cut off again, and some more events.
         highest = dict.fromkeys(range(3), 0)
-        for name in found:
+        for name in stored:
             turn, number = (int(part) for part in name[1:].split("-"))
             highest[turn] = max(highest[turn], number)
         everything = [
@@ -131,10 +131,10 @@ class ProcessTests:
         ]
         for start in range(0, len(everything), 500):
             outcomes = await store.write(everything[start : start + 500])
-            for one, outcome in zip(everything[start:], outcomes, strict=False):
-                expected = Status.DUPLICATE if one.message_id in found else Status.STORED
+            for sent, outcome in zip(everything[start:], outcomes, strict=False):
+                expected = Status.DUPLICATE if sent.message_id in stored else Status.STORED
                 assert outcome.status is expected
-        assert sorted(await ids(store, limit=1000)) == sorted(one.message_id for one in everything)
+        assert sorted(await ids(store, limit=1000)) == sorted(x.message_id for x in everything)
         for turn, number in highest.items():
             for user in range(3):
                 last = max(n for n in range(number + 20) if n % 3 == user)
@@ -166,7 +166,7 @@ class ProcessTests:
         store = await bench.open()
         jobs = [{"kind": "choices", "count": 60, "name": name} for name in "ab"]
         async with children_of(bench, *jobs) as children:
-            reports = await asyncio.gather(*(lines_of(one) for one in children))
+            reports = await asyncio.gather(*(lines_of(child) for child in children))
         assert [len(lines) for lines in reports] == [61, 61]
         await _check_choices(store, {name for lines in reports for name in lines[:-1]})
 
@@ -190,8 +190,8 @@ class ProcessTests:
                 lines += (await killed.stdout.read()).decode().splitlines(keepends=True)
                 await killed.wait()
                 acknowledged.update(line.strip() for line in lines if line.endswith("\n"))
-                for one in others:
-                    acknowledged.update((await lines_of(one))[:-1])
+                for child in others:
+                    acknowledged.update((await lines_of(child))[:-1])
             # As the process that a server starts in place of a killed one.
             await _check_choices(await bench.open(), acknowledged)
 
@@ -202,13 +202,13 @@ class ProcessTests:
         store = await bench.open()
         jobs = [{"kind": "records", "count": 40, "name": name} for name in "abc"]
         async with children_of(bench, *jobs) as children:
-            reports = await asyncio.gather(*(lines_of(one) for one in children))
+            reports = await asyncio.gather(*(lines_of(child) for child in children))
         # Each child expected each version once: it wrote the next one, or another child had.
         written = sorted(int(line) for lines in reports for line in lines if line != "done")
         assert written == list(range(1, 121))
-        found = await store.get_record("key", WORKSPACE, "shared")
-        assert found is not None
-        assert (found.version, orjson.loads(found.body)) == (120, {"a": 40, "b": 40, "c": 40})
+        record = await store.get_record("key", WORKSPACE, "shared")
+        assert record is not None
+        assert (record.version, orjson.loads(record.body)) == (120, {"a": 40, "b": 40, "c": 40})
 
     @on_store
     async def test_several_processes_write_registers_of_one_counter(self, bench: Bench) -> None:
@@ -217,9 +217,9 @@ class ProcessTests:
         store = await bench.open()
         jobs = [{"kind": "counts", "count": 60, "name": name} for name in "abc"]
         async with children_of(bench, *jobs) as children:
-            await asyncio.gather(*(lines_of(one) for one in children))
-        found = {one.labels: one for one in await sums(store)}
-        own, shared = found["own",], found["shared",]
+            await asyncio.gather(*(lines_of(child) for child in children))
+        counts = {count.labels: count for count in await sums(store)}
+        own, shared = counts["own",], counts["shared",]
         assert (own.total, own.greatest, own.processes) == (180, 60, 3)
         # Register of a process that several of them write, as after a write that was repeated.
         assert (shared.total, shared.greatest, shared.processes) == (60, 60, 1)
@@ -231,19 +231,19 @@ class ProcessTests:
         records = await bench.open()
         counts = await bench.open()
         for kind, name in (("records", "a"), ("counts", "k"), ("records", "b")):
-            async with children_of(bench, {"kind": kind, "count": 10**6, "name": name}) as (one,):
-                assert one.stdout is not None
-                lines = [(await one.stdout.readline()).decode() for _ in range(25)]
-                one.kill()
-                lines += (await one.stdout.read()).decode().splitlines(keepends=True)
-                await one.wait()
+            async with children_of(bench, {"kind": kind, "count": 10**6, "name": name}) as (child,):
+                assert child.stdout is not None
+                lines = [(await child.stdout.readline()).decode() for _ in range(25)]
+                child.kill()
+                lines += (await child.stdout.read()).decode().splitlines(keepends=True)
+                await child.wait()
             last = [int(line) for line in lines if line.endswith("\n")][-1]
             if kind == "records":
-                found = await records.get_record("key", WORKSPACE, "shared")
-                assert found is not None
+                record = await records.get_record("key", WORKSPACE, "shared")
+                assert record is not None
                 # The write that was cut off is there as a whole, or not at all.
-                assert last <= found.version <= last + 1
-                assert sum(orjson.loads(found.body).values()) == found.version
+                assert last <= record.version <= last + 1
+                assert sum(orjson.loads(record.body).values()) == record.version
             else:
                 # Each register is a write of its own.
                 own, shared = await sums(counts)
@@ -256,12 +256,12 @@ async def _check_choices(store: Any, acknowledged: set[str]) -> None:
     assert await unproven(store) == []
     before: dict[str, bool] = {}
     names = set()
-    for one in await all_pages(store.history, WORKSPACE, None, limit=1000):
-        assert one.before is before.get(one.group_id)
-        assert one.after is not one.before
-        before[one.group_id] = one.after
-        if one.group_id != "shared":
-            names.add(one.change_id)
+    for entry in await all_pages(store.history, WORKSPACE, None, limit=1000):
+        assert entry.before is before.get(entry.group_id)
+        assert entry.after is not entry.before
+        before[entry.group_id] = entry.after
+        if entry.group_id != "shared":
+            names.add(entry.change_id)
     assert acknowledged <= names
 
 
@@ -283,7 +283,7 @@ def children_of(
         "options": dict(bench.options),
         "context": {
             "base_dir": str(bench.context.base_dir),
-            "identifiers": {name: list(one) for name, one in bench.context.identifiers.items()},
+            "identifiers": {name: list(own) for name, own in bench.context.identifiers.items()},
         },
     }
     return run_children(code, [{**common, **job} for job in jobs])
@@ -335,8 +335,8 @@ async def _work(job: dict[str, Any], work: Work | None) -> None:
             for number in range(job["step"], job["count"], 3):
                 # A trait that only this child sets, and one that all of them set: the latest wins.
                 traits = {f"t{job['step']}": number, "all": number}
-                one = identify(f"m{number}", "u", number, anonymous_id=f"v{number}", traits=traits)
-                await store.write([one])
+                new = identify(f"m{number}", "u", number, anonymous_id=f"v{number}", traits=traits)
+                await store.write([new])
         elif job["kind"] == "records":
             await _count_in_a_record(store, job)
         elif job["kind"] == "choices":
@@ -363,12 +363,12 @@ async def _count_in_a_record(store: Storage, job: dict[str, Any]) -> None:
     """Add to a number in a record that all children change; print each version written."""
     written = 0
     while written < job["count"]:
-        found = await store.get_record("key", WORKSPACE, "shared")
-        numbers = {} if found is None else orjson.loads(found.body)
+        stored = await store.get_record("key", WORKSPACE, "shared")
+        numbers = {} if stored is None else orjson.loads(stored.body)
         numbers[job["name"]] = numbers.get(job["name"], 0) + 1
         version = await store.put_record(
             record("shared", body=orjson.dumps(numbers)),
-            expected_version=0 if found is None else found.version,
+            expected_version=0 if stored is None else stored.version,
         )
         if version is not None:
             written += 1

@@ -53,9 +53,9 @@ _TEXTS: Final = sorted(
 _INTEGERS: Final = (-(2**63), -1, 0, 1, 2**53 + 1, 2**63 - 1)
 
 _TABLES: Final = {
-    one.name: one for one in (RECORDS, VERSIONS, SUPPRESSIONS, COUNTS, SERIES, CHOICES, EVENTS)
+    x.name: x for x in (RECORDS, VERSIONS, SUPPRESSIONS, COUNTS, SERIES, CHOICES, EVENTS)
 }
-_STEPS: Final[dict[str, type]] = {one.__name__: one for one in (Get, Under, Add, Put, Delete)}
+_STEPS: Final[dict[str, type]] = {kind.__name__: kind for kind in (Get, Under, Add, Put, Delete)}
 #: The fields of :class:`Pages` behind the table.
 _Fields = tuple[
     int, list[str], dict[str, Any], dict[str, list[Any]], Any, Any, Row | None, bool, int
@@ -70,10 +70,10 @@ def do(calls: list[tuple[str, str, list[Row]]], error: str) -> Steps[list[Any]]:
     """
     answers: list[Any] = []
     for name, table, rows in calls:
-        found: Any = yield _STEPS[name](_TABLES[table], rows)
+        answer: Any = yield _STEPS[name](_TABLES[table], rows)
         if name == "Under":
-            found = {prefix: sorted(found[prefix]) for prefix in found}
-        answers.append(sorted(found.items()) if isinstance(found, dict) else found)
+            answer = {prefix: sorted(answer[prefix]) for prefix in answer}
+        answers.append(sorted(answer.items()) if isinstance(answer, dict) else answer)
     if error:
         raise ValueError(error)
     return answers
@@ -82,8 +82,8 @@ def do(calls: list[tuple[str, str, list[Row]]], error: str) -> Steps[list[Any]]:
 @plan()
 def read_page(table: str, fields: _Fields) -> Steps[tuple[list[Row], Row | None, bool]]:
     """Execute one :class:`Pages`."""
-    found = yield Pages(_TABLES[table], *fields)  # type: ignore[arg-type]
-    return [*found.rows], found.place, found.more
+    page = yield Pages(_TABLES[table], *fields)  # type: ignore[arg-type]
+    return [*page.rows], page.place, page.more
 
 
 @plan(repeatable=False)
@@ -105,11 +105,11 @@ def delete_records(kind: str, before: int, limit: int) -> Steps[int]:
 @plan(repeatable=False)
 def remember(number: int, error: str) -> Steps[dict[str, int]]:
     """Remember a number, or forget for 0, and return what was remembered before."""
-    known = dict((yield Recall("numbers")))
+    numbers = dict((yield Recall("numbers")))
     yield Remember("numbers", {"n": number} if number else None)
     if error:
         raise ValueError(error)
-    return known
+    return numbers
 
 
 @plan()
@@ -120,7 +120,7 @@ def number_of(name: str) -> Steps[int]:
 
 
 def _calls(*steps: Any) -> list[tuple[str, str, list[Row]]]:
-    return [(type(one).__name__, one.table.name, [*one[1]]) for one in steps]
+    return [(type(step).__name__, step.table.name, [*step[1]]) for step in steps]
 
 
 async def run(store: Executor, *steps: Any, error: str = "") -> list[Any]:
@@ -134,15 +134,15 @@ def _frozen(value: Any) -> Any:
 
 async def pages(store: Executor, step: Pages) -> list[Page]:
     """Read all pages from a place on; the last one has no more."""
-    found: list[Page] = []
-    while not found or found[-1].more:
-        assert len(found) < 100, "reading does not end"
+    parts: list[Page] = []
+    while not parts or parts[-1].more:
+        assert len(parts) < 100, "reading does not end"
         fields: Any = step[1:]
         made = await store.read(read_page, step.table.name, fields)
-        found.append(Page(*_frozen(made)))
-        step = step._replace(after=found[-1].place)
-        assert len(found[-1].rows) <= step.limit
-    return found
+        parts.append(Page(*_frozen(made)))
+        step = step._replace(after=parts[-1].place)
+        assert len(parts[-1].rows) <= step.limit
+    return parts
 
 
 async def rows_of(store: Executor, step: Pages) -> list[Row]:
@@ -215,14 +215,14 @@ class StepTests:
     async def test_pages_are_in_every_order_and_within_bounds(self, store: Executor) -> None:
         rows = [_record("ab"[n % 2], f"{n:02}", n // 4, number=n % 3) for n in range(20)]
         await run(store, Put(RECORDS, random.Random(1).sample(rows, 20)))
-        by_time, one = ("kind", "at"), {"kind": "a"}
+        by_time, kind = ("kind", "at"), {"kind": "a"}
         # A page, its order, and which rows it wants.
-        wanted: list[tuple[dict[str, Any], Any, Any]] = [
+        cases: list[tuple[dict[str, Any], Any, Any]] = [
             ({}, lambda row: row[:3], lambda row: True),
-            ({"equal": one}, lambda row: row[:3], lambda row: row[0] == "a"),
+            ({"equal": kind}, lambda row: row[:3], lambda row: row[0] == "a"),
             ({"by": by_time}, lambda row: (row[0], row[4], row), lambda row: True),
             (
-                {"by": by_time, "equal": one, "low": 1, "high": 3},
+                {"by": by_time, "equal": kind, "low": 1, "high": 3},
                 lambda row: (row[4], row),
                 lambda row: row[0] == "a" and 1 <= row[4] < 3,
             ),
@@ -241,15 +241,15 @@ class StepTests:
             ({"equal": dict(zip(RECORDS.columns, rows[0], strict=True))}, len, rows[0].__eq__),
         ]
         for (fields, key, is_wanted), reverse, most in itertools.product(
-            wanted, (False, True), (1, 4, 1000)
+            cases, (False, True), (1, 4, 1000)
         ):
             expected = sorted(filter(is_wanted, rows), key=key, reverse=reverse)
             step = Pages(RECORDS, 3, reverse=reverse, most=most, **fields)
-            found = await pages(store, step)
-            assert [row for page in found for row in page.rows] == expected
-            for number, page in enumerate(found):
+            parts = await pages(store, step)
+            assert [row for page in parts for row in page.rows] == expected
+            for number, page in enumerate(parts):
                 assert page.place is not None
-                rest = [row for later in found[number + 1 :] for row in later.rows]
+                rest = [row for later in parts[number + 1 :] for row in later.rows]
                 assert await rows_of(store, step._replace(after=page.place)) == rest
 
     @on_open
@@ -283,16 +283,16 @@ class StepTests:
             await run(store, Add(SERIES, [(name, "w", "[]", None) for name in names]))
             added += len(names)
             for equal in ({}, {"labels": "none"}):
-                one = step._replace(after=places[-1][0], equal=equal)
-                places += [((await pages(store, one))[-1].place, added)]
+                again = step._replace(after=places[-1][0], equal=equal)
+                places += [((await pages(store, again))[-1].place, added)]
         everything = await rows_of(store, step)
         assert len(everything) == added
         for place, seen in places:
             assert await rows_of(store, step._replace(after=place)) == everything[seen:]
         # A page that looked at enough, and found nothing, ends there.
-        found = await pages(store, Pages(SERIES, 5, equal={"name": everything[-1][0]}, most=3))
-        assert [len(page.rows) for page in found[:3]] == [0, 0, 0]
-        assert all(page.more and page.place is not None for page in found[:3])
+        parts = await pages(store, Pages(SERIES, 5, equal={"name": everything[-1][0]}, most=3))
+        assert [len(page.rows) for page in parts[:3]] == [0, 0, 0]
+        assert all(page.more and page.place is not None for page in parts[:3])
 
     @on_open
     async def test_a_plan_that_raises_has_no_effect(self, store: Executor) -> None:
@@ -328,7 +328,7 @@ class StepTests:
             ),
             return_exceptions=True,
         )
-        assert [isinstance(one, Exception) for one in answers] == [n % 3 == 0 for n in range(30)]
+        assert [isinstance(x, Exception) for x in answers] == [n % 3 == 0 for n in range(30)]
         names = [row[2] for row in await rows_of(stores[0], Pages(RECORDS, 30))]
         assert names == [f"{n:02}" for n in range(30) if n % 3]
 
@@ -373,11 +373,11 @@ class StepTests:
         if not stores[0].isolated:
             pytest.skip("the storage does not say that its plans are isolated")
 
-        async def there(user: str) -> list[Any]:
+        async def stored_of(user: str) -> list[Any]:
             events = await all_pages(stores[0].scan, EventFilter(user_id=user))
             letters = await all_pages(stores[0].scan_dead_letters, WORKSPACE)
             chosen = await stores[0].state(WORKSPACE, Subject(Kind.USER, user))
-            return [*events, *(one for one in letters if one.user_id == user), *chosen]
+            return [*events, *(letter for letter in letters if letter.user_id == user), *chosen]
 
         def sent(user: str, name: str, store: Any) -> list[Any]:
             received = letter(f"{user}-{name}", user_id=user)
@@ -394,10 +394,10 @@ class StepTests:
             id_, body = f"user:{hash_of(key, WORKSPACE, user)}", b"{}"
             erasure = Record(kind=ERASURE, workspace_id=WORKSPACE, id=id_, body=body, at=TIME + 1)
             assert await stores[turn % 2].run(put, [erasure], False) == fingerprint(key)
-            before = await there(user)
+            before = await stored_of(user)
             # Also those of a process that was stopped.
             await asyncio.gather(*writing, *sent(user, "c", stores[0]))
-            assert await there(user) == before
+            assert await stored_of(user) == before
             late = dataclasses.replace(identify(f"{user}-late", user), received_at=TIME + 1)
             assert [x.status for x in await stores[0].write([late])] == [Status.STORED]
         # The clock was ahead.
@@ -418,8 +418,8 @@ class StepTests:
         given = {"kind": "k", "workspace": "acme"}
         for text, row in zip(_TEXTS, rows, strict=True):
             assert (await run(store, Get(RECORDS, [row[:3]]))) == [((row[:3], row),)]
-            found = await rows_of(store, Pages(RECORDS, 9, equal=given, low=text))
-            assert found == [one for one in rows if one[2] >= text]
+            matches = await rows_of(store, Pages(RECORDS, 9, equal=given, low=text))
+            assert matches == [row for row in rows if row[2] >= text]
 
     @on_store
     async def test_integers_come_back_as_they_were_given(self, bench: Bench) -> None:
@@ -428,15 +428,15 @@ class StepTests:
         counts = [(60, at, at, "p", at) for at in _INTEGERS]
         await run(store, Put(COUNTS, [*reversed(counts)]))
         assert await rows_of(store, Pages(COUNTS, 4)) == counts
-        found = await rows_of(store, Pages(COUNTS, 4, equal={"step": 60}, low=-1, high=2**63 - 1))
-        assert found == counts[1:-1]
+        stored = await rows_of(store, Pages(COUNTS, 4, equal={"step": 60}, low=-1, high=2**63 - 1))
+        assert stored == counts[1:-1]
 
     @on_open
     async def test_a_put_adds_to_sums(self, store: Executor) -> None:
         for number in (1, 2, 5):
             await run(store, Put(VERSIONS, [("k", number), ("other", 1)]))
-        (found,) = await run(store, Get(VERSIONS, [("k",)]))
-        assert found == ((("k",), ("k", 8)),)
+        (answer,) = await run(store, Get(VERSIONS, [("k",)]))
+        assert answer == ((("k",), ("k", 8)),)
 
     @on_store
     async def test_a_row_that_is_replaced_keeps_its_place(self, bench: Bench) -> None:
@@ -445,8 +445,8 @@ class StepTests:
         rows = [("acme", 0, "u", group, 1, 1, "c") for group in "zay"]
         await run(store, Put(CHOICES, rows))
         await run(store, Put(CHOICES, [(*rows[0][:-1], "d")]))
-        found = await rows_of(store, Pages(CHOICES, 2))
-        assert [(row[3], row[-1]) for row in found] == [("z", "d"), ("a", "c"), ("y", "c")]
+        stored = await rows_of(store, Pages(CHOICES, 2))
+        assert [(row[3], row[-1]) for row in stored] == [("z", "d"), ("a", "c"), ("y", "c")]
 
     @on_store
     async def test_a_number_of_a_followed_table_is_never_given_again(self, bench: Bench) -> None:
@@ -519,7 +519,7 @@ class StepTests:
         store = await bench.open()
         jobs = [{"name": "n", "tasks": 3, "count": 40}] * 2
         async with children_of(bench, *jobs, code=_CHILD) as children:
-            reports = await asyncio.gather(*(lines_of(one) for one in children))
+            reports = await asyncio.gather(*(lines_of(child) for child in children))
         assert sum(lines.count("n did") for lines in reports) == 240
         assert await store.read(number_of, "n") == 240
 
@@ -537,20 +537,20 @@ class StepTests:
                 assert killed.stdout is not None
                 lines = [await killed.stdout.readline() for _ in range(20 + 9 * turn)]
                 async with children_of(bench, *others, code=_CHILD) as more:
-                    for one in more:
+                    for child in more:
                         # Its plans run in the first process, if one process runs those of all.
-                        lines += [await one.stdout.readline()]  # type: ignore[union-attr]
+                        lines += [await child.stdout.readline()]  # type: ignore[union-attr]
                     killed.kill()
                     lines += (await killed.stdout.read()).splitlines(keepends=True)
-                    for one in more:
-                        lines += [f"{line}\n".encode() for line in await lines_of(one)]
-            found = Counter(lines)
+                    for child in more:
+                        lines += [f"{line}\n".encode() for line in await lines_of(child)]
+            seen = Counter(lines)
             # Each task of the killed process may have had a plan whose answer it did not get.
             tried["killed"] += 2
             store = await bench.open()
             for name in ("killed", "other"):
-                did[name] += found[f"{name} did\n".encode()]
-                tried[name] += found[f"{name} did\n".encode()] + found[f"{name} failed\n".encode()]
+                did[name] += seen[f"{name} did\n".encode()]
+                tried[name] += seen[f"{name} did\n".encode()] + seen[f"{name} failed\n".encode()]
                 assert did[name] <= await store.read(number_of, name) <= tried[name]
             await store.close()
 

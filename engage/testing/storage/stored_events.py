@@ -203,7 +203,7 @@ class EventTests:
             "duplicate",
             "stored",
         ]
-        which = [orjson.loads(one.stored)["properties"]["which"] for one in outcomes if one.stored]
+        which = [orjson.loads(x.stored)["properties"]["which"] for x in outcomes if x.stored]
         assert which == ["stored", 1, "stored"]
         assert await ids(store) == ["old", "new", "last"]
 
@@ -213,11 +213,11 @@ class EventTests:
         seen: set[str] = set()
         for _ in range(30):
             batch = [str(order.randrange(300)) for _ in range(order.randrange(1, 40))]
-            outcomes = await store.write([event(one) for one in batch])
-            for one, outcome in zip(batch, outcomes, strict=True):
-                expected = Status.DUPLICATE if one in seen else Status.STORED
+            outcomes = await store.write([event(name) for name in batch])
+            for name, outcome in zip(batch, outcomes, strict=True):
+                expected = Status.DUPLICATE if name in seen else Status.STORED
                 assert outcome.status is expected
-                seen.add(one)
+                seen.add(name)
         assert sorted(await ids(store)) == sorted(seen)
 
     @on_store
@@ -225,7 +225,7 @@ class EventTests:
         store, second = await bench.open(), await bench.open()
         batch = [event(str(number)) for number in range(20)]
         results = await asyncio.gather(
-            *(one.write(batch) for one in (store, second) for _ in range(10))
+            *(writer.write(batch) for writer in (store, second) for _ in range(10))
         )
         for position in range(20):
             statuses = [outcomes[position].status for outcomes in results]
@@ -237,7 +237,7 @@ class EventTests:
     async def test_a_large_batch_is_stored_in_order(self, store: Storage) -> None:
         batch = [event(f"m{number}", at=number) for number in range(2500)]
         await store_all(store, *batch)
-        assert await ids(store, limit=1000) == [one.message_id for one in batch]
+        assert await ids(store, limit=1000) == [event.message_id for event in batch]
         outcomes = await store.write(batch)
         assert {outcome.status for outcome in outcomes} == {Status.DUPLICATE}
 
@@ -249,7 +249,7 @@ class EventTests:
         poison = bench.subject.unstorable(identify("poison", "u", 1000, traits={"n": "poison"}))
         for _ in range(2):
             outcomes = await store.write([*batch[:20], poison, *batch[20:], poison])
-            refused = [one for one in outcomes if one.status is Status.REFUSED]
+            refused = [outcome for outcome in outcomes if outcome.status is Status.REFUSED]
             assert outcomes[20] in refused
             assert outcomes[-1] in refused
             assert len(refused) == 2
@@ -284,7 +284,7 @@ class EventTests:
 
 async def _check_stored(store: Storage, *written: Event) -> None:
     """Check that events are found as they were written."""
-    for one in written:
-        found = await store.find(*one.identity)
-        assert found is not None
-        assert canonical(found) == canonical(one)
+    for given in written:
+        stored = await store.find(*given.identity)
+        assert stored is not None
+        assert canonical(stored) == canonical(given)

@@ -123,12 +123,12 @@ class Keys:
         """
         if self._epoch is None:
             return
-        known = [*(frozen.keys for frozen in self.merger.waiting), self._live]
+        mappings = [*(frozen.keys for frozen in self.merger.waiting), self._live]
         identity = _identity(self._epoch, self._last, self.merger.merged)
         numbers, blooms = self.parts.dump()
         head = {**identity, "parts": numbers}
-        keys = b"".join(itertools.chain(*known))
-        seqs = array("q", itertools.chain(*(one.values() for one in known))).tobytes()
+        keys = b"".join(itertools.chain(*mappings))
+        seqs = array("q", itertools.chain(*(mapping.values() for mapping in mappings))).tobytes()
         saved.write(self._saved, head, [keys, seqs, *blooms])
 
     def _load(
@@ -138,10 +138,10 @@ class Keys:
 
         :return: ``None`` twice if nothing was saved for this state of the store.
         """
-        found = saved.read(self._saved)
-        if found is None:
+        content = saved.read(self._saved)
+        if content is None:
             return None, None
-        head, (keys, seqs, *blooms) = found
+        head, (keys, seqs, *blooms) = content
         if {name: head.get(name) for name in identity} != identity:
             return None, None
         size = KEY_BYTES
@@ -160,17 +160,17 @@ class Keys:
         All other keys are surely those of new events. An event of a number that is returned may
         have been deleted.
         """
-        found: dict[bytes, int] = {}
+        numbers: dict[bytes, int] = {}
         # The newest number counts: before an event is stored again, the older one was deleted.
-        for known in self._newest_first():
-            if not keys.isdisjoint(known.keys()):
-                hits = {key: known[key] for key in keys if key in known}
-                found |= hits
+        for mapping in self._newest_first():
+            if not keys.isdisjoint(mapping.keys()):
+                hits = {key: mapping[key] for key in keys if key in mapping}
+                numbers |= hits
                 keys = keys - hits.keys()
         if possible := self.parts.that_may_contain(keys):
             for key, number in look_up(db, _FIND, possible):
-                found[key] = max(number, found.get(key, 0))
-        return found
+                numbers[key] = max(number, numbers.get(key, 0))
+        return numbers
 
     def _newest_first(self) -> Iterator[Mapping[bytes, int]]:
         yield self._live

@@ -127,16 +127,16 @@ class Parts:
                 for (parts, capacity), bloom in zip(numbers["filters"], blooms, strict=True)
             ]
             # A part whose first keys were not committed is not in the table.
-            if {part for one in filters for part in one.parts} <= set(made._parts):
+            if {part for entry in filters for part in entry.parts} <= set(made._parts):
                 made._filters, made._end = filters, numbers["end"]
         made._find_unfiltered()
         return made
 
     def dump(self) -> tuple[dict[str, Any], list[bytes]]:
         """Return what describes the filters, as JSON values, and the bits of each."""
-        filters = [one for one in self._filters if one.parts]
-        numbers = {"end": self._end, "filters": [(one.parts, one.capacity) for one in filters]}
-        return numbers, [one.bloom.save_bytes() for one in filters]
+        filters = [entry for entry in self._filters if entry.parts]
+        values = {"end": self._end, "filters": [(entry.parts, entry.capacity) for entry in filters]}
+        return values, [entry.bloom.save_bytes() for entry in filters]
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -147,15 +147,15 @@ class Parts:
 
         :return: parts and keys.
         """
-        found = [(part, key) for part in self._unfiltered for key in keys]
+        places = [(part, key) for part in self._unfiltered for key in keys]
         numbers = _numbers(keys)
-        for one in self._filters:
-            if hits := set(filter(one.bloom.__contains__, numbers)):
+        for entry in self._filters:
+            if hits := set(filter(entry.bloom.__contains__, numbers)):
                 possible = [
                     key for key, number in zip(keys, numbers, strict=True) if number in hits
                 ]
-                found += [(part, key) for part in one.parts for key in possible]
-        return found
+                places += [(part, key) for part in entry.parts for key in possible]
+        return places
 
     # -------------------------------------------------------------------------- changes
     def begin(self, first: int, last: int, least: int) -> int:
@@ -176,9 +176,9 @@ class Parts:
     def add(self, keys: Iterable[bytes]) -> None:
         """Add keys that are, or may soon be, in the newest part."""
         newest, numbers = self._parts[-1], _numbers(keys)
-        for one in self._filters:
-            if newest in one.parts:
-                one.bloom.update(numbers)
+        for entry in self._filters:
+            if newest in entry.parts:
+                entry.bloom.update(numbers)
         if self._building is not None and newest in self._building.left:
             self._building.filter.bloom.update(numbers)
 
@@ -192,16 +192,16 @@ class Parts:
         while len(self._parts) > 1 and self._parts[1] <= least:
             dropped.append(self._parts.pop(0))
         if dropped:
-            for one in self._filters:
-                one.parts = [part for part in one.parts if part not in dropped]
-            self._filters = [one for one in self._filters if one.parts]
+            for entry in self._filters:
+                entry.parts = [part for part in entry.parts if part not in dropped]
+            self._filters = [entry for entry in self._filters if entry.parts]
             self._find_unfiltered()
             # It is begun again, with the other parts.
             self._building = None
         return dropped
 
     def _find_unfiltered(self) -> None:
-        covered = {part for one in self._filters for part in one.parts}
+        covered = {part for entry in self._filters for part in entry.parts}
         self._unfiltered = [part for part in self._parts if part not in covered]
 
     # ------------------------------------------------------------------------- building
@@ -242,13 +242,13 @@ class Parts:
             self._building = None
             if not building.filter.parts:
                 building.filter.parts = list(building.parts)
-                others = [one for one in self._filters if not set(one.parts) <= set(building.parts)]
+                others = [entry for entry in self._filters if {*entry.parts} - {*building.parts}]
                 self._filters = [building.filter, *others]
 
     def _begin_building(self) -> _Building:
         newest = self._parts[-1]
         parts = list(self._unfiltered) or [
-            part for one in self._filters if newest not in one.parts for part in one.parts
+            part for entry in self._filters if newest not in entry.parts for part in entry.parts
         ]
         ends = dict(zip(self._parts, [*self._parts[1:], self._end], strict=True))
         building = _Building(parts, sum(ends[part] - part for part in parts))

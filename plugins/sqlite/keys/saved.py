@@ -61,6 +61,6 @@ def read(path: str) -> tuple[dict[str, Any], list[bytes]] | None:
 
 def _checksum(content: Iterable[bytes]) -> bytes:
     digest = blake2b(digest_size=_DIGEST_BYTES)
-    for one in content:
-        digest.update(one)
+    for part in content:
+        digest.update(part)
     return digest.digest()

@@ -65,8 +65,8 @@ class Channel(asyncio.Protocol):
         :param sock: connected to it.
         :raises OSError: if the connection is lost.
         """
-        found = peer(sock)
-        self.process = 0 if found is None or found[0] == os.getpid() else found[0]
+        ids = peer(sock)
+        self.process = 0 if ids is None or ids[0] == os.getpid() else ids[0]
         loop = asyncio.get_running_loop()
         try:
             if sock.family == socket.AF_INET:

@@ -188,8 +188,8 @@ class Server:
         :param busy: whether there is something else to do.
         :param at_most: seconds to wait.
         """
-        for known in self._sessions.values():
-            self._register(known)
+        for session in self._sessions.values():
+            self._register(session)
         timeout = 0.0 if busy else min(at_most, max(0.0, self._next_tick - time.monotonic()))
         if self._scheduler is not None and self._scheduler.is_opening:
             timeout = min(timeout, _OPENING)

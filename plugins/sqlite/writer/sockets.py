@@ -41,16 +41,16 @@ class WriterSocket:
         self.sock = _bound(self._address)
         self.sock.listen(_BACKLOG)
         self.sock.setblocking(False)
-        found = os.stat(self._address)
-        self._identity = (found.st_dev, found.st_ino)
+        status = os.stat(self._address)
+        self._identity = (status.st_dev, status.st_ino)
 
     def is_current(self) -> bool:
         """Return whether the socket can be found at its address."""
         try:
-            found = os.stat(self._address)
+            status = os.stat(self._address)
         except OSError:
             return False
-        return (found.st_dev, found.st_ino) == self._identity
+        return (status.st_dev, status.st_ino) == self._identity
 
     def close(self) -> None:
         """Accept no more connections, and delete the file if it is still this socket's."""
@@ -143,8 +143,8 @@ def peer(sock: socket.socket) -> tuple[int, int] | None:
 
 def is_foreign(sock: socket.socket) -> bool:
     """Return whether a process of another user is at the other end of a socket."""
-    found = peer(sock)
-    return found is not None and found[1] != os.geteuid()
+    ids = peer(sock)
+    return ids is not None and ids[1] != os.geteuid()
 
 
 def process_gauges(pid: int) -> Mapping[str, float]:

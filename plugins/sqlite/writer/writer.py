@@ -304,8 +304,8 @@ class Writer:
         others: dict[int, Outcome] = {}
         dropped = start = 0
         for part in _parts([(*row, key_of(*row[:3])) for row in rows]):
-            found, count = await self.call(WRITE, part)
-            others.update({start + index: found[index] for index in found})
+            outcomes, count = await self.call(WRITE, part)
+            others.update({start + index: outcomes[index] for index in outcomes})
             dropped += count
             start += len(part)
         return others, dropped

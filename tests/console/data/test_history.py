@@ -13,7 +13,7 @@ from engage.console.data.reader import Reader
 from engage.console.pages.overview import table_of
 from engage.monitoring.history import History
 from engage.monitoring.metrics import Metrics
-from engage.monitoring.refusals import Refusal
+from engage.monitoring.sampler import Refusal
 from engage.pipeline.items import DROPPED, IGNORED, NOTICES
 from engage.store.facade import Storage
 from support.sqlite import config_file, open_store
@@ -25,9 +25,9 @@ DAY = 86_400
 
 
 async def drawn(store: Any, span: str = "1h", workspace: str = "acme", now: int = NOON) -> Overview:
-    found = await overview(store, Reader(8.0), workspace, span, now=now)
-    assert found is not None
-    return found
+    view = await overview(store, Reader(8.0), workspace, span, now=now)
+    assert view is not None
+    return view
 
 
 async def counted(store: Storage, at: int) -> None:
@@ -54,23 +54,23 @@ async def test_the_counters_of_a_workspace_by_minute(tmp_path: Path) -> None:
         await counted(store, NOON - 5 * MINUTE)
         await counted(store, NOON)
         await counted(store, NOON)  # a second process
-        found = await drawn(store)
-    assert (found.step, len(found.at), found.at[-1]) == (60, 60, NOON)
-    assert [index for index, ran in enumerate(found.running) if ran] == [54, 59]
-    last = {name: series[59] for name, series in found.outcomes.items()}
+        view = await drawn(store)
+    assert (view.step, len(view.at), view.at[-1]) == (60, 60, NOON)
+    assert [index for index, ran in enumerate(view.running) if ran] == [54, 59]
+    last = {name: series[59] for name, series in view.outcomes.items()}
     assert last == {"stored": 16, "duplicate": 4, "rejected": 2, "refused": 2}
-    assert {name: series[54] for name, series in found.keys.items()} == {
+    assert {name: series[54] for name, series in view.keys.items()} == {
         "website": 6,
         "ios": 2,
         "?": 1,
     }
-    assert found.noticed == {NOTICES[IGNORED]: 6, NOTICES[DROPPED]: 9}
-    assert found.queue[54] == 17
-    assert found.queue[55] is None
-    assert found.latency["p50"][58] is None
-    assert found.latency["p50"][59] == pytest.approx(3.78, abs=0.01)
-    assert found.p95 == (2.5, 5.0)
-    p99 = found.latency["p99"][59]
+    assert view.noticed == {NOTICES[IGNORED]: 6, NOTICES[DROPPED]: 9}
+    assert view.queue[54] == 17
+    assert view.queue[55] is None
+    assert view.latency["p50"][58] is None
+    assert view.latency["p50"][59] == pytest.approx(3.78, abs=0.01)
+    assert view.p95 == (2.5, 5.0)
+    p99 = view.latency["p99"][59]
     assert p99 is not None
     assert 25 <= p99 <= 50
 
@@ -79,11 +79,11 @@ async def test_the_counters_of_a_workspace_by_minute(tmp_path: Path) -> None:
 async def test_every_range_ends_now(tmp_path: Path, span: str) -> None:
     async with open_store(config_file(tmp_path)) as store:
         await counted(store, NOON + 30 * MINUTE)
-        found = await drawn(store, span, now=NOON + 30 * MINUTE + 5000)
+        view = await drawn(store, span, now=NOON + 30 * MINUTE + 5000)
     seconds, step = RANGES[span]
-    assert len(found.at) == seconds // step
-    assert found.at[-1] <= NOON + 30 * MINUTE + 5000 < found.at[-1] + step * 1000
-    assert found.outcomes["stored"][-1] == 8
+    assert len(view.at) == seconds // step
+    assert view.at[-1] <= NOON + 30 * MINUTE + 5000 < view.at[-1] + step * 1000
+    assert view.outcomes["stored"][-1] == 8
 
 
 @pytest.mark.parametrize(
@@ -111,20 +111,20 @@ async def test_a_narrow_plot_has_longer_steps_and_loses_nothing(
         for minutes in (0, 1, 9, 62, 700, 1300, 1439, 1440, 14 * 1440 - 60):
             await counted(store, now - minutes * MINUTE)
         whole = await drawn(store, span, now=now)
-        found = await overview(store, Reader(8.0), "acme", span, now=now, bars=bars)
-    assert found is not None
-    assert found.step == step
-    assert RANGES[span][0] // step <= len(found.at) <= max(bars, RANGES[span][0] // DAY + 1)
-    assert all(at % (step * 1000) == 0 for at in found.at)
+        view = await overview(store, Reader(8.0), "acme", span, now=now, bars=bars)
+    assert view is not None
+    assert view.step == step
+    assert RANGES[span][0] // step <= len(view.at) <= max(bars, RANGES[span][0] // DAY + 1)
+    assert all(at % (step * 1000) == 0 for at in view.at)
     for at, stored in zip(whole.at, whole.outcomes["stored"], strict=True):
         if stored:
-            index = found.at.index(at - at % (step * 1000))
-            assert found.outcomes["stored"][index] >= stored
-            assert found.running[index]
-            assert found.queue[index] == 17
-    assert sum(found.outcomes["stored"]) == sum(whole.outcomes["stored"])
-    assert sum(found.keys["website"]) == sum(whole.keys["website"])
-    assert (found.p95, found.noticed) == (whole.p95, whole.noticed)
+            index = view.at.index(at - at % (step * 1000))
+            assert view.outcomes["stored"][index] >= stored
+            assert view.running[index]
+            assert view.queue[index] == 17
+    assert sum(view.outcomes["stored"]) == sum(whole.outcomes["stored"])
+    assert sum(view.keys["website"]) == sum(whole.keys["website"])
+    assert (view.p95, view.noticed) == (whole.p95, whole.noticed)
 
 
 @pytest.mark.parametrize(("span", "length"), [("1h", 60), ("24h", 3600), ("14d", 86400)])
@@ -156,9 +156,9 @@ async def test_only_a_request_with_a_wrong_key_counts_as_one_of_an_unknown_key(
             history.metrics.refused(Refusal(reason=reason, status=status, route="track"))
         history.metrics.refused(Refusal(reason="write_key_disabled", status=403, route="track"))
         await history.write_to(store)
-        found = await drawn(store)
-    assert found.outcomes["refused"][59] == 3
-    assert {name: series[59] for name, series in found.keys.items()} == {"?": 1}
+        view = await drawn(store)
+    assert view.outcomes["refused"][59] == 3
+    assert {name: series[59] for name, series in view.keys.items()} == {"?": 1}
 
 
 HOUR = 60 * MINUTE
@@ -178,5 +178,5 @@ async def test_nothing_stopped_before_the_first_start(
     async with open_store(config_file(tmp_path)) as store:
         for ago in starts:
             await counted(store, NOON - ago)
-        found = await drawn(store)
-    assert (found.started, found.stopped) == (started, stopped)
+        view = await drawn(store)
+    assert (view.started, view.stopped) == (started, stopped)

@@ -30,7 +30,7 @@ async def test_a_call_that_takes_too_long_is_given_up() -> None:
     assert reader.error is None
     hanging = [reader.read(asyncio.sleep(9)) for _ in range(5)]
     results = await asyncio.gather(*hanging, return_exceptions=True)
-    assert [type(one) for one in results] == [StorageUnavailable] * 5
+    assert [type(result) for result in results] == [StorageUnavailable] * 5
     assert reader.error == "the storage did not answer within 0.5 seconds"
     await reader.read(asyncio.sleep(0))
     assert reader.error is None

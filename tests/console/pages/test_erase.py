@@ -120,8 +120,8 @@ async def test_visitors_are_ticked_to_be_erased_and_never_to_be_downloaded(tmp_p
         answer = await client.get(
             "user.ndjson?workspace=acme", params=form_ | {"workspace": "acme"}
         )
-        found = [json.loads(line) for line in answer.text.splitlines()]
-        taken = {one["anonymousId"] for one in found if one["record"] == "visitors"}
+        documents = [json.loads(line) for line in answer.text.splitlines()]
+        taken = {one["anonymousId"] for one in documents if one["record"] == "visitors"}
         assert taken == {"a1", "b1"}
         data = {"confirm": "ann", "visitor": [hostile, "ann"], "download": ["b1"]}
         await client.post(PAGE, data=data)
@@ -182,15 +182,15 @@ async def test_everything_about_a_user_is_downloaded(tmp_path: Path) -> None:
         kinds = [json.loads(line)["record"] for line in answer.text.splitlines()]
         assert (kinds.count("events"), kinds.count("suppressions")) == (8, 2)
         entries = [
-            json.loads(one.body)
-            for one in records_of(store).values()
-            if b"user-downloaded" in one.body
+            json.loads(record.body)
+            for record in records_of(store).values()
+            if b"user-downloaded" in record.body
         ]
-        assert [one["details"] for one in entries] == [
+        assert [entry["details"] for entry in entries] == [
             {"workspace": "acme", "user": "ann", "addresses": number, "visitors": 0}
             for number in (0, 2)
         ]
-        assert all(one["who"].startswith("session ") for one in entries)
+        assert all(entry["who"].startswith("session ") for entry in entries)
         wrong = await client.get("user.ndjson?workspace=acme&id=ann&address=@")
         assert (wrong.status_code, "Content-Disposition" in wrong.headers) == (400, False)
         assert (await client.get("user.ndjson?workspace=acme&id=nobody")).text == ""

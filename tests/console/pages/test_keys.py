@@ -39,9 +39,9 @@ operations = ["track"]
 
 def secret_of(page: httpx.Response) -> str:
     """Return the secret that a page shows."""
-    found = re.search(r'<code id="secret">([0-9a-f]{32})</code>', page.text)
-    assert found is not None
-    return found[1]
+    match = re.search(r'<code id="secret">([0-9a-f]{32})</code>', page.text)
+    assert match is not None
+    return match[1]
 
 
 async def test_a_server_key_is_shown_once(tmp_path: Path) -> None:
@@ -153,6 +153,7 @@ async def test_a_quota_that_is_used_up_needs_attention(tmp_path: Path) -> None:
         history = History(metrics)
         for count, shown in ((9, False), (1, True)):
             metrics.event("track", "stored", count, "acme", "website")
+            metrics.stored(count, 100 * count, "acme", "website")
             history.turn(console.now())
             await history.write_to(store)
             await eventually(lambda: console.now() % 1000 > 0)

@@ -18,8 +18,8 @@ from support.waiting import wait_for
 
 @pytest.fixture
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with start_server(tmp_path_factory.mktemp("rejected"), config_extra=CONSOLE) as one:
-        yield one
+    with start_server(tmp_path_factory.mktemp("rejected"), config_extra=CONSOLE) as server:
+        yield server
 
 
 @pytest.fixture
@@ -34,8 +34,8 @@ def words(page: str) -> str:
 
 
 def badge(page: str) -> str:
-    found = re.search(r'<span class="badge bad" title="([^"]*)">([^<]*)<', page)
-    return "" if found is None else f"{found[2]}: {found[1]}"
+    match = re.search(r'<span class="badge bad" title="([^"]*)">([^<]*)<', page)
+    return "" if match is None else f"{match[2]}: {match[1]}"
 
 
 def test_every_page_tells_rejections_from_different_events(

@@ -66,14 +66,14 @@ def text_of(answer: httpx.Response) -> str:
 
 def ids_of(answer: httpx.Response) -> list[str]:
     """Return the message ids of the events on a page."""
-    found = re.findall(r'href="event\?[^"]*;id=([^"&]*)"', answer.text)
-    return [unquote_plus(one) for one in found]
+    matches = re.findall(r'href="event\?[^"]*;id=([^"&]*)"', answer.text)
+    return [unquote_plus(match) for match in matches]
 
 
 def link_named(answer: httpx.Response, words: str) -> str | None:
     """Return where a link leads."""
-    found = re.search(rf'href="([^"]*)"\s*>{words}<', answer.text)
-    return None if found is None else html.unescape(found[1])
+    match = re.search(rf'href="([^"]*)"\s*>{words}<', answer.text)
+    return None if match is None else html.unescape(match[1])
 
 
 #: A message id → the user id, the anonymous id and the name of the event.
@@ -117,8 +117,8 @@ async def test_a_filter_finds_the_beginning_of_a_name_or_an_id(kind: str, tmp_pa
             assert "<img" not in answer.text
         page = (await client.get("live?user=ANN&name=order")).text
         assert "Order Completed" in page.partition("<tbody")[2]
-        found = (await client.get('live.json?after=0&user="Ann"')).json()["rows"]
-        assert [row["id"] for row in found] == ["m-order"]
+        rows = (await client.get('live.json?after=0&user="Ann"')).json()["rows"]
+        assert [row["id"] for row in rows] == ["m-order"]
 
 
 @pytest.mark.parametrize("kind", STORAGES)
@@ -362,8 +362,8 @@ async def test_users_begins_with_those_of_the_newest_events(kind: str, tmp_path:
         )
         tables = (await client.get("users")).text.split("<table>")[1:]
         latest, known = (
-            [_plain(row) for row in re.findall("<tr>(.*?)</tr>", one, re.DOTALL)[1:]]
-            for one in tables
+            [_plain(row) for row in re.findall("<tr>(.*?)</tr>", table, re.DOTALL)[1:]]
+            for table in tables
         )
         assert [row.split()[0] for row in latest] == ["old", *(f"u{at}" for at in range(12, 3, -1))]
         assert "email old@example.com Came back" in latest[0]

@@ -25,9 +25,9 @@ OLD = '[[workspaces.write_keys]]\nid = "old"\nkey = "old-key"\ndisabled = true\n
 def notice(answer: httpx.Response) -> str:
     """Return the first notice of a page, without its tags."""
     assert answer.status_code == 200
-    found = re.search(r'<p class="notice (?:ok|bad)".*?</p>', answer.text, re.DOTALL)
-    assert found is not None
-    return " ".join(html.unescape(re.sub("<.*?>", "", found[0])).split())
+    match = re.search(r'<p class="notice (?:ok|bad)".*?</p>', answer.text, re.DOTALL)
+    assert match is not None
+    return " ".join(html.unescape(re.sub("<.*?>", "", match[0])).split())
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the console is a child process")

@@ -140,12 +140,12 @@ def test_a_link_from_another_site_finds_the_session(server: Server, url: str) ->
     with signed_in(server) as client:
         foreign = {"Sec-Fetch-Site": "cross-site"}
         answer = httpx.get(f"{url}/events?user=a%26b", headers=foreign, follow_redirects=True)
-        found = re.search(r'http-equiv="refresh" content="0;url=([^"]+)"', answer.text)
-        assert found
-        again = client.get(found[1].replace("&amp;", "&"))
+        match = re.search(r'http-equiv="refresh" content="0;url=([^"]+)"', answer.text)
+        assert match
+        again = client.get(match[1].replace("&amp;", "&"))
         assert (again.status_code, again.headers["Location"]) == (303, "events?user=a%26b")
     with browser(url) as stranger:
-        answer = stranger.get(found[1])
+        answer = stranger.get(match[1])
         assert answer.status_code == 200
         assert "refresh" not in answer.text
 

@@ -107,8 +107,13 @@ async def test_a_visitor_has_a_page(tmp_path: Path) -> None:
         assert "This visitor belongs to the user ann ." in text_of(answer)
         assert "user?workspace=acme&id=ann" in links_of(answer)
         assert "user?workspace=acme&id=ann&unlink=v" in links_of(answer)
+        for query in ({"id": "v2"}, {"visitor": "v2"}):
+            answer = await client.get("user", params=query)
+            assert answer.status_code == 200
+            assert "No profile yet; 1 event has this anonymous id" in text_of(answer)
+            assert "Elsewhere" in text_of(answer)
         answer = await client.get("user?visitor=nobody")
-        assert (answer.status_code, "No visitor has this" in answer.text) == (404, True)
+        assert (answer.status_code, "No visitor has this" in text_of(answer)) == (404, True)
         answer = await client.get("event?id=3")
         assert "user?workspace=acme&visitor=v" in links_of(answer)
 
@@ -143,7 +148,7 @@ async def test_a_user_has_its_anonymous_ids(tmp_path: Path) -> None:
 
 
 async def test_very_many_anonymous_ids_are_shown_in_pages(tmp_path: Path) -> None:
-    async with sqlite(tmp_path, user_visitors=1) as (store, client):
+    async with sqlite(tmp_path) as (store, client):
         ids = [f"v{number:03}" for number in range(110)]
         await store_all(store, identify("i", "ann"), *(link("ann", one) for one in ids))
         path, seen = "user?id=ann", list[str]()
@@ -155,17 +160,18 @@ async def test_very_many_anonymous_ids_are_shown_in_pages(tmp_path: Path) -> Non
 
 
 async def test_what_has_no_room_is_told(tmp_path: Path) -> None:
-    async with sqlite(tmp_path, user_traits=2, user_visitors=1) as (store, client):
+    async with sqlite(tmp_path, user_traits=2) as (store, client):
         await store_all(store, identify("i", "ann", traits={"a": 1}))
         await store_all(store, visit("v", "v", b=1, c=1), visit("w", "w", d=1))
-        await store_all(store, link("ann", "v"))
+        await store_all(store, *(visit(f"x{n}", f"x{n}") for n in range(99)))
+        await store_all(store, link("ann", "v"), *(link("ann", f"x{n}") for n in range(99)))
         page = text_of(await client.get("user?id=ann"))
         assert "There is no room for 1 trait or group of the visitors of this user" in page
         assert "Of the visitors" not in page
         await store_all(store, visit("v2", "v", 1, e=1), link("ann", "w", 1))
         page = text_of(await client.get("user?id=ann"))
         assert "There is no room for 2 traits and groups of the visitors" in page
-        assert "Of the visitors, the 1 that were linked first count" in page
+        assert "Of the visitors, the 100 that were linked first count" in page
 
 
 async def test_a_link_is_undone_and_restored(tmp_path: Path) -> None:

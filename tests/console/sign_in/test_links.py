@@ -36,7 +36,7 @@ async def test_of_many_who_use_a_link_one_gets_in() -> None:
     consoles = [Links(store, Reader(5.0)) for _ in range(10)]
     token = new_token()
     await consoles[0].add(hash_of(token))
-    assert sum(await asyncio.gather(*(one.redeem(token) for one in consoles))) == 1
+    assert sum(await asyncio.gather(*(console.redeem(token) for console in consoles))) == 1
 
 
 async def test_a_link_that_cannot_be_stored_works_on_this_console() -> None:

@@ -154,5 +154,5 @@ async def test_reading_the_records_does_not_wait_for_the_pages() -> None:
     await asyncio.sleep(0)
     _, cookie = await sessions.issue(NAME, "link")
     assert await sessions.check(NAME, cookie) is not None
-    for one in pages:
-        one.cancel()
+    for page in pages:
+        page.cancel()

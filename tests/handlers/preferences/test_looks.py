@@ -49,11 +49,11 @@ def look(path: Path) -> Look:
     return Looks(load(path)).of("acme")
 
 
-def shown(one: Look, **values: Any) -> str:
-    words = one.words("", "")
+def shown(look: Look, **values: Any) -> str:
+    words = look.words("", "")
     common = {"detail": "", "status": "", "address": "", "shown": ""}
     lists: dict[str, Any] = {"offers": [], "channels": [], "after": []}
-    return one.page(words=words, heading="H", **{**common, **lists, **values}).decode()
+    return look.page(words=words, heading="H", **{**common, **lists, **values}).decode()
 
 
 @each("language", LANGUAGES)
@@ -113,8 +113,8 @@ def test_the_style_sheet_is_the_one_that_the_policy_allows(write: Write) -> None
 @pytest.mark.parametrize(("theme", "number"), [("light", 0), ("dark", 1)])
 def test_the_colours_of_the_page_are_readable(theme: str, number: int) -> None:
     css = FOLDER.joinpath("style.css").read_text("utf-8")
-    found = re.findall(r":root \{(.*?)\}\n", css.replace("{accent}", "").replace("{dark}", ""))
-    colors = dict(re.findall(r"--(\w+): (#\w+)", found[number]))
+    matches = re.findall(r":root \{(.*?)\}\n", css.replace("{accent}", "").replace("{dark}", ""))
+    colors = dict(re.findall(r"--(\w+): (#\w+)", matches[number]))
     for text, background in (("ink", "card"), ("soft", "card"), ("soft", "bg"), ("ink", "bg")):
         assert contrast(colors[text], colors[background]) >= READABLE, (theme, text, background)
     # The edge of a button: WCAG 2.2, success criterion 1.4.11.

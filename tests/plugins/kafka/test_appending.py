@@ -168,7 +168,7 @@ async def test_a_reader_is_closed_while_a_request_of_it_waits(
 
         monkeypatch.setattr(consumer._fetcher, "close", close)
         await reader.close()
-        assert not any(one.connected() for one in consumer._client._conns.values())
+        assert not any(connection.connected() for connection in consumer._client._conns.values())
 
 
 async def test_a_reader_goes_on_if_the_task_that_fetches_has_ended(servers: str) -> None:

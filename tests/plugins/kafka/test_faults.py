@@ -257,7 +257,7 @@ def test_what_every_node_knows_is_asked_of_another_one(
             client.send = noting
             await asyncio.to_thread(getattr(kafka_nodes, fault), 1)
             for _ in range(50):
-                await cluster.known(topic)
+                await cluster.await_partitions(topic)
             # A request to the stopped node takes 2.4 s.
             assert asked.count(1) < 4
             assert len(asked) >= 50

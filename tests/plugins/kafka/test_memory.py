@@ -40,10 +40,10 @@ def event(number: int) -> Event:
 
 def records() -> int:
     """Return how many records of the log are in the memory of this process."""
-    found = sum(type(one) is LogRecord for one in gc.get_objects())
+    found = sum(type(thing) is LogRecord for thing in gc.get_objects())
     if found > 2 * PORTION and gc.collect():
         # Some were garbage already.
-        found = sum(type(one) is LogRecord for one in gc.get_objects())
+        found = sum(type(thing) is LogRecord for thing in gc.get_objects())
     return found
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from engage.api import Status, StorageIncompatible, StorageMissing, StorageUnavailable
 from engage_plugins.kafka.client import Cluster, TooFewBrokers
-from engage_plugins.kafka.topics import NewTopic, retention, wanted, weaknesses
+from engage_plugins.kafka.topics import NewTopic, retention, topics_of, weaknesses
 from support import kafka
 from support.each import each
 from support.kafka_log import make_log, opened, record, topic_name, until
@@ -32,7 +32,7 @@ long = pytest.mark.timeout(600, func_only=True)
 
 def safe() -> dict[str, str]:
     """Return the settings of the topic that engage creates."""
-    return dict(wanted("t", max_value=1)[0].settings)
+    return dict(topics_of("t", max_value=1)[0].settings)
 
 
 @each("changed, named", WEAK)
@@ -48,7 +48,7 @@ def test_a_topic_with_few_replicas_is_weak() -> None:
 
 
 def test_what_engage_creates_is_not_weak() -> None:
-    topics = wanted("t", max_value=1)
+    topics = topics_of("t", max_value=1)
     assert [topic.name for topic in topics] == ["t", "t.dead", "t.ready"]
     for topic in topics[:2]:
         assert weaknesses(topic.name, topic.settings, replicas=topic.replicas) == []
@@ -60,7 +60,9 @@ def test_what_engage_creates_is_not_weak() -> None:
 
 def test_a_topic_has_room_for_the_largest_record() -> None:
     for value in (1, 4 << 20, 64 << 20):
-        (found,) = {topic.settings["max.message.bytes"] for topic in wanted("t", max_value=value)}
+        (found,) = {
+            topic.settings["max.message.bytes"] for topic in topics_of("t", max_value=value)
+        }
         assert int(found) >= value + 65536
 
 
@@ -82,7 +84,7 @@ async def test_missing_topics_are_created(kafka_nodes: kafka.Cluster) -> None:
     counts = {topic: 12, f"{topic}.dead": 1, f"{topic}.ready": 1}
     for name, count in counts.items():
         assert len(found[name].partitions) == count
-        assert all(len(one.replicas) == 3 for one in found[name].partitions.values())
+        assert all(len(partition.replicas) == 3 for partition in found[name].partitions.values())
     settings = kafka_nodes.settings(topic)
     assert {name: settings[name] for name in safe()} == {
         **safe(),
@@ -210,7 +212,7 @@ async def test_a_dead_letter_that_its_topic_does_not_take_is_refused(
     async with opened(kafka_nodes.servers(), topic) as log:
         assert (await log.append([large]))[0].status is Status.STORED
         outcomes = await log.append_dead([record("a"), large, *[record("b" * 50_000)] * 4])
-        assert [one.status for one in outcomes] == [
+        assert [outcome.status for outcome in outcomes] == [
             *(Status.STORED, Status.REFUSED),
             *[Status.STORED] * 4,
         ]

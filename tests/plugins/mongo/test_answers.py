@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
-import threading
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ from engage.testing.factories import count, record, user
 from engage_plugins.mongo import schema
 from engage_plugins.mongo.store import MongoStorage
 from support import mongo
-from support.mongo_proxy import SILENCE, Proxy
+from support.mongo_proxy import Proxy
 
 pytestmark = pytest.mark.mongo
 
@@ -72,7 +70,7 @@ async def test_the_limits_of_the_server_are_respected(tmp_path: Path) -> None:
         many = [identify(f"i{n}", user, n, traits={"n": n}) for n, user in enumerate(users)]
         large = event("large", properties={"text": "x" * 50_000})
         outcomes = await made.write([*many, large])
-        assert [one.status for one in outcomes] == [Status.STORED] * 60 + [Status.REFUSED]
+        assert [outcome.status for outcome in outcomes] == [Status.STORED] * 60 + [Status.REFUSED]
         outcomes = await made.write([*many, large])
         assert [one.status for one in outcomes] == [Status.DUPLICATE] * 60 + [Status.REFUSED]
         assert max(counts) == 7
@@ -87,7 +85,7 @@ async def test_a_document_that_is_too_large_is_refused_alone(tmp_path: Path, cod
     async with opened(tmp_path) as (made, proxy, _):
         proxy.rule = lambda name, command: (
             {"ok": 0.0, "code": code, "errmsg": "BSONObj size is invalid"}
-            if name == "insert" and any("x" in one["_id"] for one in command["documents"])
+            if name == "insert" and any("x" in document["_id"] for document in command["documents"])
             else None
         )
         outcomes = await made.write([event(message_id) for message_id in ("a", "b", "x", "c")])
@@ -178,7 +176,7 @@ async def test_a_dead_letter_that_was_only_read_is_not_acknowledged(tmp_path: Pa
         proxy.rule = None
         assert await made.put([letter("a"), letter("b")]) == 0
         page = await made.scan_dead_letters(WORKSPACE, after=None, limit=10)
-        assert [one.id for one in page.items] == [letter("a").id, letter("b").id]
+        assert [item.id for item in page.items] == [letter("a").id, letter("b").id]
 
 
 @pytest.mark.parametrize("expected", [None, 0, 1])
@@ -214,7 +212,7 @@ async def test_changes_of_profiles_that_were_only_read_are_written(tmp_path: Pat
 
         def look(name: str, command: Mapping[str, Any]) -> None:
             if name == "update":
-                written.extend({**one, "in": command["update"]} for one in command["updates"])
+                written.extend({**update, "in": command["update"]} for update in command["updates"])
 
         proxy.rule = look
         other = store(tmp_path, proxy, database)
@@ -239,7 +237,7 @@ async def test_an_index_of_the_operator_does_not_prevent_others(tmp_path: Path) 
 
         def rule(name: str, command: Mapping[str, Any]) -> Mapping[str, Any] | None:
             if name == "createIndexes" and any(
-                one["name"] == refused for one in command["indexes"]
+                index["name"] == refused for index in command["indexes"]
             ):
                 return {"ok": 0.0, "code": 86, "errmsg": "the same name, other keys"}
             return None
@@ -254,22 +252,3 @@ async def test_an_index_of_the_operator_does_not_prevent_others(tmp_path: Path) 
             await made.close()
         assert refused not in names
         assert len(names) == 1 + len(schema.INDEXES["events"]) - 1
-
-
-async def test_closing_does_not_stop_the_loop_when_the_server_is_silent(tmp_path: Path) -> None:
-    """A driver ends the sessions of a server that has them; the servers of the tests have none."""
-    sessions = {"logicalSessionTimeoutMinutes": 30}
-    async with opened(tmp_path, sessions) as (made, proxy, _):
-        await made.write([event("a")])
-        proxy.rule = lambda name, _: SILENCE if name == "endSessions" else None
-        closing = asyncio.ensure_future(made.close())
-        # This ends the test if the loop is blocked.
-        late = threading.Timer(20, proxy.cut)
-        late.start()
-        turns = 0
-        while not closing.done():
-            await asyncio.sleep(0.01)
-            turns += 1
-        late.cancel()
-        assert "endSessions" in proxy.seen
-        assert turns > 5

@@ -82,15 +82,15 @@ async def test_entries_expire_with_their_events(tmp_path: Path) -> None:
             await eventually(_entered(url, number + 1), AssertionError)
         assert await store.expire(TIME + 2, limit=10) == 2
         with raw(url) as db:
-            assert [one["_id"] for one in db.arrivals.find().sort("_id")] == [0, 3]
+            assert [document["_id"] for document in db.arrivals.find().sort("_id")] == [0, 3]
         assert await store.expire(TIME + 9, limit=10, force=True) == 1
         with raw(url) as db:
-            assert [one["_id"] for one in db.arrivals.find().sort("_id")] == [0, 3]
+            assert [document["_id"] for document in db.arrivals.find().sort("_id")] == [0, 3]
 
 
 def _entered(url: str, count: int) -> Any:
     async def check() -> None:
         with raw(url) as db:
-            assert sum(one.get("count", 0) for one in db.arrivals.find()) == count
+            assert sum(document.get("count", 0) for document in db.arrivals.find()) == count
 
     return check

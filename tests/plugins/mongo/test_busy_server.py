@@ -138,8 +138,8 @@ async def test_an_export_gets_through_although_pages_take_long_or_fail(
             await made.write([event(f"m{number}", at=number) for number in range(1200)])
         async with mongo.opened(tmp_path, url.replace("60000", "2000")) as made:
             proxy.rule = busy
-            found = export.export(made, "events", export.Selection())
-            ids = [orjson.loads(record.json)["messageId"] async for record in found]
+            events = export.export(made, "events", export.Selection())
+            ids = [orjson.loads(record.json)["messageId"] async for record in events]
             proxy.rule = None
     assert ids == [f"m{number}" for number in range(1200)]
     assert pages > 4

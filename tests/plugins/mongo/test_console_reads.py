@@ -137,7 +137,7 @@ async def test_a_call_looks_at_a_bounded_number_of_events(
     await store_all(store, *(event(str(number), at=1 + number) for number in range(12)))
     found, sizes, cursors = await newest(store, 10, type="page")
     assert (found, sizes) == (["rare"], [0, 0, 1])
-    assert [int(one.partition(".")[0]) - TIME for one in cursors] == [8, 3]
+    assert [int(cursor.partition(".")[0]) - TIME for cursor in cursors] == [8, 3]
 
 
 @on_store
@@ -229,7 +229,7 @@ async def test_a_crash_between_a_write_and_the_version_does_no_harm(
         with pytest.raises(StorageUnavailable):
             await store.put_record(record("b"))
     assert await store.records_version("key") == 1
-    assert [one.id for one in (await store.list_records("key", limit=9)).items] == ["a", "b"]
+    assert [item.id for item in (await store.list_records("key", limit=9)).items] == ["a", "b"]
     assert await store.put_record(record("b"), expected_version=0) is None
     assert await store.put_record(record("b")) == 2
     assert await store.records_version("key") == 2
@@ -253,7 +253,7 @@ async def test_a_page_of_sums_reads_a_bounded_number_of_registers(
     while True:
         page = await store.counts(60, since=0, until=2 * TIME, after=after, limit=100)
         sizes.append(len(page.items))
-        totals += [one.total for one in page.items]
+        totals += [item.total for item in page.items]
         if (after := page.cursor) is None:
             break
     assert totals == [13, 4, 4, 4, 4]
@@ -266,12 +266,12 @@ async def test_many_registers_are_written_more_than_once(store: MongoStorage) ->
     for value in range(3):
         users = [f"u{number}" for number in range(120)]
         await store_all(
-            store, *(identify(f"{one}-{value}", one, traits={"n": value}) for one in users)
+            store, *(identify(f"{user}-{value}", user, traits={"n": value}) for user in users)
         )
     for value in range(3):
         await store.put_counts([count(value, labels=(f"{number}",)) for number in range(250)])
     page = await store.counts(60, since=0, until=2 * TIME, limit=1000)
-    assert [one.total for one in page.items] == [2] * 250
+    assert [item.total for item in page.items] == [2] * 250
 
 
 @on_store

@@ -264,7 +264,7 @@ async def test_an_upsert_names_the_shard_key_that_the_documentation_advises(tmp_
 
     def look(name: str, command: Mapping[str, Any]) -> None:
         if name == "update":
-            upserts = [one for one in command["updates"] if one.get("upsert")]
+            upserts = [update for update in command["updates"] if update.get("upsert")]
             upserted.setdefault(command["update"], []).extend(upserts)
 
     with Proxy(mongo.shared(mongo.proxied_kind()).address) as proxy:

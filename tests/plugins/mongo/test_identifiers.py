@@ -63,11 +63,11 @@ async def test_the_claims_of_a_user_are_bounded(tmp_path: Path, size: int) -> No
     url = mongo.shared(ATOMIC).url()
     values = [address("bob", number, number) for number in range(300)]
     async with (
-        mongo.opened(tmp_path, url, identifiers=EMAIL) as one,
+        mongo.opened(tmp_path, url, identifiers=EMAIL) as store,
         mongo.opened(tmp_path, url, identifiers=EMAIL) as two,
     ):
         for start in range(0, len(values), size):
-            await (one, two)[start // size % 2].write(values[start : start + size])
+            await (store, two)[start // size % 2].write(values[start : start + size])
         first = {f"{number}@example.com": number for number in range(MAX_CLAIMS)}
         assert claims_of(url, "bob") == {**first, "late": 299}
         assert count_of(url, "bob") == MAX_CLAIMS
@@ -78,7 +78,7 @@ async def test_the_claims_of_a_user_are_bounded(tmp_path: Path, size: int) -> No
             await third.write([address("bob", 150, 2000)])
         assert claims_of(url, "bob") == {**first, "late": 1150}
         # An event that arrives late, and does not set the current value.
-        await one.write([address("bob", 200, -5), address("bob", 7, -5)])
+        await store.write([address("bob", 200, -5), address("bob", 7, -5)])
         assert claims_of(url, "bob") == {**first, "7@example.com": -5, "late": 1150}
 
 
@@ -140,5 +140,5 @@ async def test_a_user_without_a_claim_is_last(tmp_path: Path) -> None:
         await made.write([address("older", 1, 0)])
         with raw(url) as db:
             db.claims.delete_many({"userId": {"$ne": "ann"}})
-        found = await made.find_users(WORKSPACE, "email", ["1@example.com"])
-        assert found == {"1@example.com": ["ann", "older", "forged"]}
+        users = await made.find_users(WORKSPACE, "email", ["1@example.com"])
+        assert users == {"1@example.com": ["ann", "older", "forged"]}

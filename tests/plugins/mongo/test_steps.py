@@ -27,7 +27,7 @@ from engage.testing.factories import TIME, record, suppression
 from engage_plugins.mongo import schema, steps
 from engage_plugins.mongo.connection import Connection
 from engage_plugins.mongo.documents import Sequencer, path_id
-from engage_plugins.mongo.profiles import Known
+from engage_plugins.mongo.profiles import Cache
 from engage_plugins.mongo.tables import FORMS, Form
 from support import executors, mongo
 from support.mongo_proxy import LOSE_REPLY, Proxy
@@ -116,7 +116,7 @@ async def test_a_record_that_is_changed_meanwhile_does_not_expire(
         await store.put_record(record("c", at=TIME))
         proxy.rule = another(db, "delete")
         await store.expire_records("key", TIME + 9, limit=9)
-        assert [one["id"] for one in db[schema.RECORDS].find()] == ["a"]
+        assert [document["id"] for document in db[schema.RECORDS].find()] == ["a"]
         proxy.rule = another(db, "delete")
         assert await store.delete_record("key", WORKSPACE, "a")
         assert not await store.delete_record("key", WORKSPACE, "a")
@@ -181,7 +181,7 @@ class Mongo:
         self._runner = runner
         self._connection = connection
         self._steps = steps.Steps(
-            connection, executors.CONTEXT, Sequencer(), Known(connection, most=10)
+            connection, executors.CONTEXT, Sequencer(), Cache(connection, most=10)
         )
         #: Makes the steps that are executed once more, if they have to be run again.
         self.again: Any = None

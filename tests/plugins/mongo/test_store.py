@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the MongoDB storage has beyond the conformance suite: options, indexes, marks."""
+"""What the MongoDB storage has beyond the conformance suite: marks, indexes, shards."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from engage.testing.factories import count, user
 from engage_plugins.mongo import connection, schema, store
 from engage_plugins.mongo.store import MongoStorage
 from support import mongo
-from support.mongo_proxy import CLOSE, SILENCE, Proxy, closing_updates
+from support.mongo_proxy import CLOSE, Proxy, closing_updates
 from support.waiting import eventually
 
 pytestmark = pytest.mark.mongo
@@ -39,34 +39,17 @@ KINDS = mongo.kinds()
 ATOMIC = KINDS[-1]
 #: The kind of server that tests may cut off.
 PROXIED = mongo.proxied_kind()
-
-
-_drivers: list[str] = []
-
-
-@pytest.fixture(params=["motor", "pymongo"], autouse=True)
-def driver(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The driver of the stores that a test makes."""
-    _drivers.append(request.param)
-    yield request.param
-    _drivers.clear()
-    if request.param == "pymongo":
-        mongo.collect_sockets()
+IDENTIFIERS: dict[str, Any] = {"identifiers": {WORKSPACE: ("email",)}}
 
 
 def new(tmp_path: Path, url: str, **context: Any) -> MongoStorage:
-    return mongo.make_store(tmp_path, url, **_context(context))
+    return mongo.make_store(tmp_path, url, **{**IDENTIFIERS, **context})
 
 
 def opened(
     tmp_path: Path, url: str, **context: Any
 ) -> contextlib.AbstractAsyncContextManager[MongoStorage]:
-    return mongo.opened(tmp_path, url, **_context(context))
-
-
-def _context(context: dict[str, Any]) -> dict[str, Any]:
-    fields = {"identifiers": {WORKSPACE: ("email",)}, **context}
-    return {**fields, "options": {"driver": _drivers[-1]}}
+    return mongo.opened(tmp_path, url, **{**IDENTIFIERS, **context})
 
 
 _clients: list[Any] = []
@@ -92,27 +75,6 @@ async def message_ids(made: MongoStorage) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------- options
-async def test_the_url_overrides_defaults(driver: str) -> None:
-    def connected(url: str) -> Any:
-        made = connection.Connection(url, driver=driver, allow_weak=False, timeout=8)
-        made.connect()
-        return made
-
-    made = connected("mongodb://127.0.0.1:1/x")
-    client = made.db.client
-    assert client.write_concern.document == {"w": "majority", "j": True}
-    assert client.options.retry_writes
-    assert (client.options.timeout, client.options.server_selection_timeout) == (8.0, 3.0)
-    await made.close()
-    given = "timeoutMS=1234&serverSelectionTimeoutMS=567&retryWrites=false&maxPoolSize=7"
-    made = connected(f"mongodb://127.0.0.1:1/x?{given}")
-    options = made.db.client.options
-    assert (options.timeout, options.server_selection_timeout) == (1.234, 0.567)
-    assert not options.retry_writes
-    assert options.pool_options.max_pool_size == 7
-    await made.close()
-
-
 async def test_the_name_of_the_store_has_no_credentials(tmp_path: Path) -> None:
     port = mongo.free_port()
     url = f"mongodb://user:s3cret@127.0.0.1:{port}/x?serverSelectionTimeoutMS=100"
@@ -144,46 +106,6 @@ def test_permanent_codes_are_a_closed_list() -> None:
         17420: "what an upsert would make is too large",
     }
     assert names.keys() == connection.PERMANENT
-
-
-def _failing(name: str, reply: dict[str, Any]) -> Any:
-    return lambda command, _: reply if command == name else None
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [
-        {"ok": 0.0, "code": 2, "errmsg": "of the command, not of a document"},
-        {"ok": 0.0, "code": 13, "errmsg": "unauthorised"},
-        {"ok": 0.0, "code": 8000, "errmsg": "over quota"},
-        {"ok": 1, "n": 1, "writeErrors": [{"index": 0, "code": 121, "errmsg": "validator"}]},
-        {"ok": 1, "n": 1, "writeErrors": [{"index": 0, "code": 112, "errmsg": "E11000 BadValue"}]},
-        {"ok": 1, "n": 2, "writeConcernError": {"code": 64, "errmsg": "waiting timed out"}},
-        {
-            "ok": 1,
-            "n": 1,
-            "writeErrors": [{"index": 0, "code": 11000, "errmsg": "E11000 duplicate key"}],
-            "writeConcernError": {"code": 100, "errmsg": "not enough members"},
-        },
-    ],
-)
-async def test_all_other_codes_fail_the_write(tmp_path: Path, reply: dict[str, Any]) -> None:
-    """They cause neither a dead letter nor a success, and the text of an error decides nothing."""
-    server = mongo.shared(PROXIED)
-    with Proxy(server.address) as proxy:
-        url = proxy.url(f"engage_test_{os.urandom(6).hex()}", "retryWrites=false")
-        async with opened(tmp_path, url) as made:
-            proxy.rule = _failing("insert", reply)
-            with pytest.raises(StorageUnavailable) as raised:
-                await made.write([event("a"), event("b")])
-            assert "unauthorised" not in str(raised.value)
-            proxy.rule = _failing("update", reply)
-            with pytest.raises(StorageUnavailable):
-                await made.write([identify("c", "u", 1)])
-            proxy.rule = None
-            outcomes = await made.write([event("a"), event("b"), identify("c", "u", 1)])
-            assert Status.REFUSED not in {outcome.status for outcome in outcomes}
-            assert await made.profile(WORKSPACE, "u") is not None
 
 
 async def test_a_foreign_unique_index_acknowledges_nothing(tmp_path: Path) -> None:
@@ -220,72 +142,6 @@ async def test_a_write_is_as_few_commands_as_possible(
             assert await commands(*linked[1:]) == ["insert"]
 
 
-async def test_a_store_with_slow_indexes_is_opened_in_the_time_of_a_call(tmp_path: Path) -> None:
-    """An overloaded server answers about indexes only when it has made all earlier writes."""
-    with Proxy(mongo.shared(PROXIED).address) as proxy:
-        url = proxy.url(f"engage_test_{os.urandom(6).hex()}")
-        async with opened(tmp_path, url) as made:
-            await made.write([event("a")])
-        proxy.rule = lambda name, _: SILENCE if name == "listIndexes" else None
-        made = new(tmp_path, url, write_timeout=4.0)
-        async with asyncio.timeout(60):
-            await made.open(create=True)
-        await made.write([event("b")])
-        assert await message_ids(made) == ["a", "b"]
-        await made.close()
-
-
-async def test_an_attempt_to_open_that_is_cancelled_leaves_no_task(tmp_path: Path) -> None:
-    with Proxy(mongo.shared(PROXIED).address) as proxy:
-        url = proxy.url(f"engage_test_{os.urandom(6).hex()}")
-        async with opened(tmp_path, url):
-            pass
-        proxy.rule = lambda name, _: SILENCE if name == "listIndexes" else None
-        before = asyncio.all_tasks()
-        made = new(tmp_path, url)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.5):
-                await made.open(create=True)
-        assert asyncio.all_tasks() == before
-        await made.close()
-
-
-async def test_no_cancellation_is_lost(tmp_path: Path) -> None:
-    """Closing the store cancels its own tasks and waits for them, whatever the driver is doing."""
-    ended = 0
-    async with opened(tmp_path, mongo.shared(PROXIED).url()) as made:
-        # Within these turns of the loop, a call begins to wait for the answer.
-        for turns in range(12):
-            await made.check()  # makes the connection that the next call uses
-            call = asyncio.create_task(made.check())
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            cancelled = call.cancel()
-            await asyncio.wait([call])
-            assert call.cancelled() == cancelled, turns
-            ended += cancelled
-    assert ended > 1
-
-
-async def test_a_cancelled_call_that_fails_is_cancelled(tmp_path: Path) -> None:
-    """A loop that tries again after each failure must end."""
-    made = new(tmp_path, mongo.shared(PROXIED).url())
-    made._connection.connect()
-
-    async def fail() -> None:
-        with made._connection.calling():
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.sleep(60)
-            raise pymongo.errors.AutoReconnect
-
-    call = asyncio.create_task(fail())
-    await asyncio.sleep(0)
-    call.cancel()
-    await asyncio.wait([call])
-    assert call.cancelled()
-    await made.close()
-
-
 async def test_a_call_that_waits_while_the_store_is_closed_fails(tmp_path: Path) -> None:
     """An error of another kind would end the task that writes the counters, until a restart."""
     async with opened(tmp_path, mongo.shared(ATOMIC).url()) as made:
@@ -320,7 +176,7 @@ async def test_a_mark_is_removed_by_the_id_of_its_event(tmp_path: Path) -> None:
 
     def note(name: str, command: Mapping[str, Any]) -> None:
         if name == "update" and command["update"] == "events":
-            queries.extend(one["q"] for one in command["updates"])
+            queries.extend(update["q"] for update in command["updates"])
 
     with Proxy(mongo.shared(PROXIED).address) as proxy:
         url = proxy.url(f"engage_test_{os.urandom(6).hex()}", "timeoutMS=20000")
@@ -402,7 +258,7 @@ async def test_a_choice_and_its_record_are_one_write(tmp_path: Path) -> None:
 
         async def history(made: MongoStorage) -> list[tuple[str, bool | None, bool]]:
             page = await made.history(WORKSPACE, None, after=None, limit=100)
-            return [(one.change_id, one.before, one.after) for one in page.items]
+            return [(change.change_id, change.before, change.after) for change in page.items]
 
         dying = new(tmp_path, url)
         await dying.open(create=True)

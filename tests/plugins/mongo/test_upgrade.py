@@ -139,8 +139,8 @@ EXPECTED = {
 
 async def choices_of(store: MongoStorage) -> dict[Subject, dict[str, bool]]:
     found: dict[Subject, dict[str, bool]] = {}
-    for one in await all_pages(store.scan_subscriptions, WORKSPACE, limit=3):
-        found.setdefault(one.subject, {})[one.group_id] = one.subscribed
+    for state in await all_pages(store.scan_subscriptions, WORKSPACE, limit=3):
+        found.setdefault(state.subject, {})[state.group_id] = state.subscribed
     return found
 
 
@@ -177,12 +177,12 @@ async def is_upgraded(store: MongoStorage) -> None:
     for subject, expected in proofs.items():
         records = await all_pages(store.history, WORKSPACE, subject)
         assert expected == [
-            (one.how, one.before, one.after, one.at - TIME)
-            for one in records
-            if one.group_id == "a"
+            (record.how, record.before, record.after, record.at - TIME)
+            for record in records
+            if record.group_id == "a"
         ]
     records = await all_pages(store.history, WORKSPACE, user("owner"))
-    (proof,) = [one for one in records if one.group_id == "a"]
+    (proof,) = [record for record in records if record.group_id == "a"]
     # It is that of the visitor of which it was carried first; the last one holds.
     assert (proof.how, proof.before, proof.after) == ("upgrade", None, False)
     states = await all_pages(store.scan_subscriptions, WORKSPACE)

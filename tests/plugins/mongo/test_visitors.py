@@ -242,8 +242,8 @@ async def test_all_holders_of_a_common_value_are_read(
         # So many had the value earlier that the claims do not tell in time who has it.
         monkeypatch.setattr(people, "_CLAIM_PAGES", 1)
         monkeypatch.setattr(planned, "MAX_CANDIDATES", 4)
-        found = await store.find_users(WORKSPACE, "email", ["a@b.c"])
-        assert [*map(user, found["a@b.c"])] == [*wanted[:3], user("u22")]
+        users = await store.find_users(WORKSPACE, "email", ["a@b.c"])
+        assert [*map(user, users["a@b.c"])] == [*wanted[:3], user("u22")]
         for limit in (1, 2, 5, 50):
             held = await all_pages(store.holders, WORKSPACE, "email", "a@b.c", limit=limit)
             assert {*held} == {*wanted}
@@ -362,8 +362,8 @@ async def test_a_bounded_number_of_visitors_is_examined(
     async with mongo.opened(tmp_path, url, profile_limits=limits, identifiers=EMAIL) as store:
 
         async def left() -> set[str]:
-            found = await all_pages(store.scan_visitors, WORKSPACE)
-            return {one.anonymous_id for one in found}
+            visitors = await all_pages(store.scan_visitors, WORKSPACE)
+            return {one.anonymous_id for one in visitors}
 
         await store.write([identify("u", "u")])
         stay = [f"s{number}" for number in range(6)]
@@ -372,7 +372,7 @@ async def test_a_bounded_number_of_visitors_is_examined(
             await store.write([visit(name, name, received=number, traits=email)])
         await store.write([identify(f"l{n}", "u", anonymous_id=f"s{n}") for n in (0, 3, 4, 5)])
         await store.write([visit(name, name, received=9) for name in ("a", "b", "c")])
-        store._known.full.add(WORKSPACE)
+        store._cache.full.add(WORKSPACE)
         # Four are examined for those without an identifier, and then four for those with one.
         await store.write([visit("d", "d", received=10)])
         assert await left() == {*stay, *"abcd"} - {"s1"}
@@ -390,7 +390,7 @@ async def test_an_event_changes_a_visitor_that_gives_way(tmp_path: Path, proxy: 
     def hold(_name: str, command: Mapping[str, Any]) -> None:
         if command.get("update") != "visitors" or held.is_set():
             return
-        if any("$unset" in one["u"] for one in command["updates"]):
+        if any("$unset" in update["u"] for update in command["updates"]):
             held.set()
             assert go.wait(120)
 
@@ -401,7 +401,7 @@ async def test_an_event_changes_a_visitor_that_gives_way(tmp_path: Path, proxy: 
         mongo.opened(tmp_path, url) as other,
     ):
         await store.write([visit("1", "v", received=1, traits={"a": 1}), visit("2", "w")])
-        store._known.full.add(WORKSPACE)
+        store._cache.full.add(WORKSPACE)
         await store.write([visit("3", "w", received=2)])
         proxy.rule = hold
         writing = asyncio.ensure_future(store.write([visit("4", "x", received=3)]))
@@ -419,7 +419,7 @@ async def test_a_visitor_of_a_user_that_a_write_links_does_not_give_way(tmp_path
     limits = ProfileLimits(visitors=1)
     async with mongo.opened(tmp_path, url, profile_limits=limits) as store:
         await store.write([visit("1", "a1", received=1), identify("2", "ann", anonymous_id="a1")])
-        store._known.full.add(WORKSPACE)
+        store._cache.full.add(WORKSPACE)
         linking = event("3", user_id="ann", anonymous_id="a2", received=2)
         await store.write([linking, visit("4", "new", received=2)])
         found = {one.anonymous_id for one in await all_pages(store.scan_visitors, WORKSPACE)}
@@ -433,6 +433,6 @@ async def test_a_group_has_the_text_of_an_anonymous_id(tmp_path: Path) -> None:
         both = event("2", type="group", user_id="u", anonymous_id="same", groupId="same", at=2)
         await store.write([both])
         assert await store.linked_to(WORKSPACE, "u") == ["same"]
-        found = await store.profile(WORKSPACE, "u")
-        assert found is not None
-        assert found.groups == ["same"]
+        profile = await store.profile(WORKSPACE, "u")
+        assert profile is not None
+        assert profile.groups == ["same"]

@@ -138,9 +138,9 @@ async def test_a_thousand_users_of_a_visitor_and_visitors_of_a_user(
         await store.write([identify(f"u{n}", "u", received=n, anonymous_id=f"v{n}") for n in many])
         assert store.dropped_changes == 1
         proxy.seen.clear()
-        users = {one.user_id: one for one in await all_pages(store.scan_users, WORKSPACE)}
+        users = {user.user_id: user for user in await all_pages(store.scan_users, WORKSPACE)}
         assert proxy.seen.count("find") < 100
-        assert {name for name, one in users.items() if "hub" in one.traits} == {"h0"}
+        assert {name for name, user in users.items() if "hub" in user.traits} == {"h0"}
         # The 100 that were linked first are merged, and belong to the user with all others.
         assert users["u"].traits == {"email": "v99@b.c", "n": 99}
         assert users["u"].anonymous_ids == sorted(f"v{n}" for n in range(1000))

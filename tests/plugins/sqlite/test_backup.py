@@ -66,9 +66,9 @@ def names(folder: Path) -> list[str]:
     """Return the files of a folder, except those that a store leaves beside it."""
     beside = ("-writer.lock", "-keys", "-wal", "-shm")
     return sorted(
-        one.name
-        for one in folder.iterdir()
-        if UNFINISHED in one.name or not one.name.endswith(beside)
+        path.name
+        for path in folder.iterdir()
+        if UNFINISHED in path.name or not path.name.endswith(beside)
     )
 
 

@@ -60,7 +60,7 @@ async def test_a_write_fails_while_files_may_not_grow(store: SqliteStorage) -> N
         assert (await ids(store))[: len(acknowledged)] == acknowledged
     await eventually(store.check, StorageUnavailable)
     outcomes = await store.write([*(large(one) for one in acknowledged), large("after")])
-    assert {one.status for one in outcomes[:-1]} == {Status.DUPLICATE}
+    assert {outcome.status for outcome in outcomes[:-1]} == {Status.DUPLICATE}
     assert outcomes[-1].status is Status.STORED
 
 
@@ -314,7 +314,7 @@ async def test_a_disk_that_hangs_is_unavailability(
     results = await asyncio.gather(
         *(store.write([event(str(number))]) for number in range(3)), return_exceptions=True
     )
-    assert [type(one) for one in results] == [StorageUnavailable] * 3
+    assert [type(result) for result in results] == [StorageUnavailable] * 3
     free.set()
     await eventually(store.check, StorageUnavailable)
     # The transaction that was running continued; requests that it did not have were skipped.
@@ -400,7 +400,7 @@ async def test_a_write_is_whole_after_its_commit_failed(store: SqliteStorage, co
     assert [one.change_id for one in history.items] == ["c"]
     assert await store.records_version("key") == 1
     assert len(await store.suppressions("acme", [("email", "a@b.c")])) == 1
-    assert [one.total for one in await sums(store)] == [1]
+    assert [total.total for total in await sums(store)] == [1]
     assert sorted(await ids(store)) == ["g", "i", "n", "t3"]
 
 

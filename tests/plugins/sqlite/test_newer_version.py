@@ -247,8 +247,8 @@ async def test_a_running_store_is_unavailable_until_the_operator_goes_back(
                 store.scan(EventFilter(), after=None, limit=9),
                 return_exceptions=True,
             )
-            assert [type(one) for one in results] == [StorageUnavailable] * 5
-            assert all(re.search(REASON, str(one)) for one in results)
+            assert [type(result) for result in results] == [StorageUnavailable] * 5
+            assert all(re.search(REASON, str(result)) for result in results)
         assert content(path) == before
         # It is the same writer, and says nothing on its own.
         assert kind == "thread" or writer.pid_of(store) == pid

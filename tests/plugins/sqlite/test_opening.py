@@ -163,8 +163,8 @@ async def test_only_the_owner_may_read_the_files(tmp_path: Path) -> None:
         await store_all(store, event("m"))
         names = sorted(os.listdir(tmp_path))
         assert names == ["engage.db", "engage.db-shm", "engage.db-wal", "engage.db-writer.lock"]
-        for one in names:
-            assert os.stat(tmp_path / one).st_mode & 0o777 == 0o600
+        for name in names:
+            assert os.stat(tmp_path / name).st_mode & 0o777 == 0o600
         await store.close()
     finally:
         os.umask(before)
@@ -183,6 +183,6 @@ async def test_a_reader_does_not_change_the_lookups_of_the_server(tmp_path: Path
     # The server finds what this command writes.
     await store_all(other, identify("2", "v", traits={"email": "d@e.f"}))
     await other.close()
-    found = await server.find_users("acme", "email", ["a@b.c", "d@e.f"])
-    assert found == {"a@b.c": ["u"], "d@e.f": ["v"]}
+    users = await server.find_users("acme", "email", ["a@b.c", "d@e.f"])
+    assert users == {"a@b.c": ["u"], "d@e.f": ["v"]}
     await server.close()

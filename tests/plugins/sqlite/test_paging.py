@@ -66,7 +66,7 @@ async def test_a_page_of_recent_letters_reads_a_bounded_part(
     page = await store.recent_dead_letters("rare", limit=100)
     assert (list(page.items), page.cursor is None) == ([], False)
     page = await store.scan_dead_letters("rare", after="[3]", limit=100)
-    assert [one.id for one in page.items] == ["3"]
+    assert [item.id for item in page.items] == ["3"]
     page = await store.scan_dead_letters("rare", after=page.cursor, limit=100)
     assert (list(page.items), page.cursor) == ([], "[23]")
     for pages_of, function in (
@@ -208,7 +208,7 @@ async def test_a_page_of_the_history_reads_a_bounded_part(
     assert len(await all_pages(recent)) == 5
     # Only the rows of the subject are read, however many there are of others.
     page = await store.history(WORKSPACE, user("rare"), after=None, limit=100)
-    assert ([one.at - TIME for one in page.items], page.cursor) == ([47], None)
+    assert ([item.at - TIME for item in page.items], page.cursor) == ([47], None)
     page = await store.scan_subscriptions("other", after=None, limit=100)
     assert (len(page.items), page.cursor is None) == (1, False)
 
@@ -249,9 +249,9 @@ class Traced:
         self.db.set_trace_callback(None)
         return [
             row[3]
-            for one in self.statements
-            if one.startswith(("SELECT", "DELETE", "UPDATE"))
-            for row in self.db.execute(f"EXPLAIN QUERY PLAN {one}")
+            for statement in self.statements
+            if statement.startswith(("SELECT", "DELETE", "UPDATE"))
+            for row in self.db.execute(f"EXPLAIN QUERY PLAN {statement}")
         ]
 
 
@@ -305,7 +305,7 @@ async def test_counters_are_written_in_one_transaction(store: SqliteStorage) -> 
     await store.put_counts([count(1)])
     traced = Traced(engine_of(store))
     await store.put_counts([count(n, labels=(f"{n}",)) for n in range(45)])
-    assert sum(one == "COMMIT" for one in traced.statements) == 1
+    assert sum(statement == "COMMIT" for statement in traced.statements) == 1
     traced.statements.clear()
     # Five seconds later, the counters have their numbers: few statements write all of them.
     await store.put_counts([count(n + 1, labels=(f"{n}",)) for n in range(45)])

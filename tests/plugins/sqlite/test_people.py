@@ -97,12 +97,12 @@ async def test_indexes_serve_what_is_read_of_people(store: SqliteStorage) -> Non
     await store.expire_visitors(TIME, limit=9)
     assert await store.links_to(WORKSPACE, "v")
     statements.db.set_trace_callback(None)
-    for one in statements.taken():
+    for statement in statements.taken():
         # Rows of constants.
-        keys = ["SCAN k", "SCAN profiles"] if one.endswith("LIMIT 1") else ["SCAN k"]
-        for *_, plan in statements.db.execute(f"EXPLAIN QUERY PLAN {one}"):
-            assert "TEMP B-TREE" not in plan, one
-            assert not plan.startswith("SCAN") or "CONSTANT ROW" in plan or plan in keys, one
+        keys = ["SCAN k", "SCAN profiles"] if statement.endswith("LIMIT 1") else ["SCAN k"]
+        for *_, plan in statements.db.execute(f"EXPLAIN QUERY PLAN {statement}"):
+            assert "TEMP B-TREE" not in plan, statement
+            assert not plan.startswith("SCAN") or "CONSTANT ROW" in plan or plan in keys, statement
 
 
 # ----------------------------------------------------------------------------------------- links
@@ -137,8 +137,8 @@ async def test_visitors_with_somebodys_address_do_not_hide_users(store: SqliteSt
         *(visit(f"f{n}", f"f{n}", received=2, traits=EMAIL) for n in range(MAX_CANDIDATES)),
         *(identify(f"i{n}", f"i{n}", received=10 + n, traits=EMAIL) for n in range(3)),
     )
-    found = await store.find_users(WORKSPACE, "email", ["a@b.c"])
-    assert dict(found) == {"a@b.c": ["owner", "i0", "i1", "i2"]}
+    users = await store.find_users(WORKSPACE, "email", ["a@b.c"])
+    assert dict(users) == {"a@b.c": ["owner", "i0", "i1", "i2"]}
     alone = await store.find_visitors(WORKSPACE, "email", ["a@b.c"])
     assert len(alone["a@b.c"]) == 100
     held = await all_pages(store.holders, WORKSPACE, "email", "a@b.c", limit=300)
@@ -154,9 +154,9 @@ async def test_a_flood_of_candidates_is_examined_in_steps(store: SqliteStorage) 
             identify(name, name, received=number, anonymous_id=f"v{name}", traits=EMAIL),
             visit(f"v{name}", f"v{name}", at=1 if number < 300 else -1, traits={"email": "x@b.c"}),
         )
-    found = await store.find_users(WORKSPACE, "email", ["a@b.c", "x@b.c"])
-    assert list(found["a@b.c"]) == [f"u{n:03}" for n in range(300, 400)]
-    assert list(found["x@b.c"]) == [f"u{n:03}" for n in range(100)]
+    users = await store.find_users(WORKSPACE, "email", ["a@b.c", "x@b.c"])
+    assert list(users["a@b.c"]) == [f"u{n:03}" for n in range(300, 400)]
+    assert list(users["x@b.c"]) == [f"u{n:03}" for n in range(100)]
 
 
 async def test_a_thousand_users_of_a_visitor_and_visitors_of_a_user(store: SqliteStorage) -> None:
@@ -269,7 +269,7 @@ async def test_many_visitors_give_way_with_few_statements(store: SqliteStorage) 
         await store.write(everyone[start : start + 500])
     statements = Statements(engine_of(store))
     await store.write([visit(f"b{n}", f"b{n}", received=3000 + n) for n in range(1000)])
-    looks = [one for one in statements.taken() if "LIMIT 1001" in one]
+    looks = [statement for statement in statements.taken() if "LIMIT 1001" in statement]
     # Three pages without one that has no identifier, and one with as many as are needed.
     assert len(looks) == 4
     for one in {*looks}:
@@ -287,6 +287,6 @@ async def test_nothing_is_searched_while_there_is_room(store: SqliteStorage) -> 
     statements = Statements(engine_of(store))
     await store_all(store, visit("2", "b"))
     await store_all(store, visit("3", "b", traits={"a": 1}))
-    assert not [one for one in statements.taken() if "FROM profiles WHERE" in one]
+    assert not [statement for statement in statements.taken() if "FROM profiles WHERE" in statement]
     await store_all(store, visit("4", "c"))
-    assert [one for one in statements.taken() if "FROM profiles WHERE" in one]
+    assert [statement for statement in statements.taken() if "FROM profiles WHERE" in statement]

@@ -119,7 +119,7 @@ def recorded(folder: Path, scene: Scene, environment: dict[str, str]) -> list[Ca
 async def failures(folder: Path, scene: Scene, count: int, **environment: str) -> list[str]:
     """Record a scene, and return what is wrong with states of the disk."""
     calls, found = recorded(folder, scene, environment), []
-    sent = {name for one in calls if one.call == "a" for name in one.data.decode().split()}
+    sent = {name for call in calls if call.call == "a" for name in call.data.decode().split()}
     for where, files, promised in states(calls, count, folder.name):
         store = make(state(folder, files))
         try:
@@ -147,7 +147,7 @@ def state(folder: Path, files: dict[str, bytes]) -> Path:
 
 def judge_backups(folder: Path, promised: Promised) -> str:
     """Return what is wrong with the backups."""
-    files = [one for one in folder.glob(f"{BACKUP}*") if one.suffix != backup.UNFINISHED]
+    files = [path for path in folder.glob(f"{BACKUP}*") if path.suffix != backup.UNFINISHED]
     if lost := promised.backups.keys() - {one.name for one in files}:
         return f"lost backups: {lost}"
     for file in files:

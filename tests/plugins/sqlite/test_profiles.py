@@ -87,9 +87,9 @@ async def test_a_visitor_belongs_to_the_user_of_the_least_link(
             for received, message_id, origin in [version]
         ]
         await write(store, together, visit("v", "v", workspace=workspace), *links)
-        found = await store.visitor(workspace, "v")
-        assert found is not None
-        assert found.user_id == f"{min(pair)}"
+        visitor = await store.visitor(workspace, "v")
+        assert visitor is not None
+        assert visitor.user_id == f"{min(pair)}"
 
 
 @together
@@ -103,9 +103,9 @@ async def test_the_least_of_the_links_of_one_user_counts(
         for at in order
     ]
     await write(store, together, visit("v", "v"), *links)
-    found = await store.visitor("acme", "v")
-    assert found is not None
-    assert found.user_id == "u"
+    visitor = await store.visitor("acme", "v")
+    assert visitor is not None
+    assert visitor.user_id == "u"
 
 
 async def test_an_event_whose_body_does_not_fit_its_type_is_refused_alone(

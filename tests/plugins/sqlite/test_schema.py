@@ -182,7 +182,7 @@ async def test_a_store_from_before_suppressions_is_brought_up_to_date(
         dataclasses.replace(first, id="2", choices={"news": False}, secret="0a1b2c3d")
     )
     records = await all_pages(again.history, WORKSPACE, user("u"))
-    assert [(one.change_id, one.secret, one.address) for one in records] == [
+    assert [(record.change_id, record.secret, record.address) for record in records] == [
         ("1", "", ""),
         ("2", "0a1b2c3d", ""),
     ]
@@ -213,8 +213,8 @@ async def test_a_store_from_before_visitors_is_brought_up_to_date(
     )
     again = await brought_up_to_date(store, tmp_path, path, WITHOUT_VISITORS)
     assert await again.state(WORKSPACE, Subject(Kind.USER, "u")) == choice
-    found = await again.find_users(WORKSPACE, "email", ["a@b.c"])
-    assert dict(found) == {"a@b.c": ["first", "u"]}
+    users = await again.find_users(WORKSPACE, "email", ["a@b.c"])
+    assert dict(users) == {"a@b.c": ["first", "u"]}
     # The link is older than all.
     await store_all(again, visit("3", "v", traits={"a": 1}))
     await store_all(again, event("4", user_id="first", anonymous_id="v", received=-5))
@@ -303,8 +303,8 @@ async def test_choices_of_an_earlier_version_are_given_to_users_and_visitors(pat
     for _ in range(2):
         await store.open(create=True)
         found = {
-            (one.subject, one.group_id): (one.subscribed, one.updated_at - TIME)
-            for one in await all_pages(store.scan_subscriptions, None)
+            (state.subject, state.group_id): (state.subscribed, state.updated_at - TIME)
+            for state in await all_pages(store.scan_subscriptions, None)
         }
         assert await unproven(store) == []
         history = await all_pages(store.history, None, None)

@@ -158,7 +158,7 @@ def test_two_clicks_have_two_ids_and_a_redelivery_the_same() -> None:
         "OriginalLink": "https://a",
     }
     others = [click, click | {"OriginalLink": "https://b"}, click | {"ReceivedAt": "2019-11-06"}]
-    ids = [translate("postmark", one).events[0].document["messageId"] for one in others]
+    ids = [translate("postmark", other).events[0].document["messageId"] for other in others]
     assert len(set(ids)) == 3
     assert translate("postmark", click).events[0].document["messageId"] == ids[0]
 

@@ -36,7 +36,7 @@ def _expected(counts: Sequence[Count]) -> list[CountSum]:
 
 def _in_order(found: Sequence[CountSum]) -> list[CountSum]:
     """Check the order of time, and return the sums in an order that does not depend on more."""
-    assert [one.at for one in found] == sorted(one.at for one in found)
+    assert [register.at for register in found] == sorted(register.at for register in found)
     return _sorted(found)
 
 
@@ -75,14 +75,14 @@ class CountTests:
         random.Random(7).shuffle(values)
         for value in values:
             await store.put_counts([count(value), count(19 - value, process="q")])
-        assert [(one.total, one.greatest) for one in await sums(store)] == [(38, 19)]
+        assert [(total.total, total.greatest) for total in await sums(store)] == [(38, 19)]
         # Also within one write.
         await store.put_counts([count(25), count(30), count(20), count(30)])
-        assert [(one.total, one.greatest) for one in await sums(store)] == [(49, 30)]
+        assert [(total.total, total.greatest) for total in await sums(store)] == [(49, 30)]
         await asyncio.gather(*(store.put_counts([count(value)]) for value in range(40, 20, -1)))
-        assert [(one.total, one.processes) for one in await sums(store)] == [(59, 2)]
+        assert [(total.total, total.processes) for total in await sums(store)] == [(59, 2)]
         await store.put_counts([count(2**53 + 1)])
-        assert [one.greatest for one in await sums(store)] == [2**53 + 1]
+        assert [total.greatest for total in await sums(store)] == [2**53 + 1]
 
     @on_open
     async def test_sums_are_filtered_and_read_in_pages(self, store: Any) -> None:
@@ -117,11 +117,11 @@ class CountTests:
         ]
         for wanted in filters:
             chosen = [
-                one
-                for one in written
-                if wanted.get("since", 0) <= one.at < wanted.get("until", TIME * 2)
-                and one.name in wanted.get("names", [one.name])
-                and one.workspace_id == wanted.get("workspace_id", one.workspace_id)
+                register
+                for register in written
+                if wanted.get("since", 0) <= register.at < wanted.get("until", TIME * 2)
+                and register.name in wanted.get("names", [register.name])
+                and register.workspace_id == wanted.get("workspace_id", register.workspace_id)
             ]
             for limit in (1, 3, 1000):
                 found = await sums(store, limit=limit, **wanted)
@@ -131,15 +131,15 @@ class CountTests:
     @on_open
     async def test_similar_counters_are_different(self, store: Any) -> None:
         labels = [(), ("",), ("", ""), ("a", "b"), ("a,b",), ("a\x00b",), ('a","b',), ("b", "a")]
-        written = [count(1, labels=one) for one in labels]
-        written += [count(1, labels=("x", one)) for one in AWKWARD]
-        written += [count(1, workspace_id=one) for one in AWKWARD]
-        written += [count(1, process=one, labels=("p",)) for one in AWKWARD]
+        written = [count(1, labels=label) for label in labels]
+        written += [count(1, labels=("x", text)) for text in AWKWARD]
+        written += [count(1, workspace_id=text) for text in AWKWARD]
+        written += [count(1, process=text, labels=("p",)) for text in AWKWARD]
         await store.put_counts(written)
         await store.put_counts(written)
         found = await sums(store, limit=20)
         assert _in_order(found) == _sorted(_expected(written))
-        assert sum(one.total for one in found) == len(written)
+        assert sum(total.total for total in found) == len(written)
 
     @on_store
     async def test_all_registers_are_read_for_a_copy(self, bench: Bench) -> None:
@@ -153,8 +153,8 @@ class CountTests:
         await store.put_counts(written)
         expected = sorted(map(repr, written))
         for limit in (1, 5, 1000):
-            found = await all_pages(store.scan_counts, limit=limit)
-            assert sorted(map(repr, found)) == expected
+            counts = await all_pages(store.scan_counts, limit=limit)
+            assert sorted(map(repr, counts)) == expected
         page = await store.scan_counts(after=None, limit=10)
         # No counter is read twice, although others are written or expire in between.
         await store.put_counts([count(10**6, process="new"), *written])
@@ -172,6 +172,6 @@ class CountTests:
         assert await store.expire_counts(60, TIME + 120_000, limit=3) == 3
         assert await store.expire_counts(60, TIME + 120_000, limit=100) == 1
         assert await store.expire_counts(60, TIME + 120_000, limit=100) == 0
-        assert [one.at for one in await sums(store)] == [TIME + n * 60_000 for n in (2, 3, 4)]
-        assert [one.total for one in await sums(store, step=3600)] == [7]
+        assert [total.at for total in await sums(store)] == [TIME + n * 60_000 for n in (2, 3, 4)]
+        assert [total.total for total in await sums(store, step=3600)] == [7]
         assert await store.expire_counts(3600, TIME + 1, limit=100) == 1

@@ -15,10 +15,10 @@ from engage.testing.factories import AWKWARD, TIME, WORKSPACE, all_pages, all_re
 from engage.testing.storage.harness import Bench, on_open, on_store
 
 
-def _plain(one: DeadLetter) -> tuple[object, ...]:
-    values = dataclasses.asdict(one)
-    values["errors"] = [dict(error) for error in one.errors]
-    values["headers"] = [list(header) for header in one.headers]
+def _plain(dead_letter: DeadLetter) -> tuple[object, ...]:
+    values = dataclasses.asdict(dead_letter)
+    values["errors"] = [dict(error) for error in dead_letter.errors]
+    values["headers"] = [list(header) for header in dead_letter.headers]
     return tuple(values.items())
 
 
@@ -50,8 +50,8 @@ class DeadLetterTests:
         assert await store.put(written) == 0
         await store.close()
         store = await bench.open()
-        found = await all_pages(store.scan_dead_letters, None, limit=2)
-        assert [_plain(one) for one in found] == [_plain(one) for one in written]
+        letters = await all_pages(store.scan_dead_letters, None, limit=2)
+        assert [_plain(one) for one in letters] == [_plain(one) for one in written]
 
     @on_open
     async def test_what_is_needed_to_replay_a_letter_is_kept(self, store: Any) -> None:
@@ -62,8 +62,8 @@ class DeadLetterTests:
             letter("half", operation="page", envelope=None, origin="sendgrid"),
         ]
         assert await store.keep(written) == [True] * 4
-        found = await all_pages(store.scan_dead_letters, None)
-        assert [(one.operation, one.envelope) for one in found] == [
+        letters = await all_pages(store.scan_dead_letters, None)
+        assert [(one.operation, one.envelope) for one in letters] == [
             (one.operation, one.envelope) for one in written
         ]
 
@@ -107,10 +107,10 @@ class DeadLetterTests:
         for workspace in (None, WORKSPACE, "other", "nobody"):
             scanned = await all_pages(store.scan_dead_letters, workspace)
             for limit in (1, 4, 100):
-                found = await all_recent(store.recent_dead_letters, workspace, limit=limit)
-                assert [_plain(one) for one in found] == [_plain(one) for one in scanned[::-1]]
+                letters = await all_recent(store.recent_dead_letters, workspace, limit=limit)
+                assert [_plain(one) for one in letters] == [_plain(one) for one in scanned[::-1]]
         page = await store.recent_dead_letters(None, limit=5)
-        first = [one.id for one in page.items]
+        first = [item.id for item in page.items]
         # New letters do not move the pages, and letters that are removed are only left out.
         assert await store.put([letter("new", received_at=TIME + 100)]) == 0
         assert await store.remove(WORKSPACE, [first[1], "0"]) == 2

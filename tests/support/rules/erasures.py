@@ -61,13 +61,13 @@ class ErasureTests:
         page = await store.recent(ALL, limit=9)
         if page is not None:
             assert sorted(one.identity for one in page.items) == sorted(
-                one.identity for one in others
+                other.identity for other in others
             )
         # A late retry, and another event with its message id.
         late = [ann, dataclasses.replace(ann, body=b'{"type":"track"}'), event("m3")]
         outcomes = await store.write(late)
-        assert [one.status for one in outcomes] == [Status.DUPLICATE] * 2 + [Status.STORED]
-        assert [one.stored for one in outcomes[:2]] == [MARK] * 2
+        assert [outcome.status for outcome in outcomes] == [Status.DUPLICATE] * 2 + [Status.STORED]
+        assert [outcome.stored for outcome in outcomes[:2]] == [MARK] * 2
         assert await store.find(*ann.identity) is None
 
     @on_store
@@ -82,12 +82,12 @@ class ErasureTests:
         await store.close()
         store = await bench.open()
         outcomes = await store.write(events)
-        assert [one.stored for one in outcomes[:3]] == marks
-        assert [one.stored in marks for one in outcomes[3:]] == [False] * 2
+        assert [outcome.stored for outcome in outcomes[:3]] == marks
+        assert [outcome.stored in marks for outcome in outcomes[3:]] == [False] * 2
         if bench.subject.can("expire"):
             assert await store.expire(TIME + 2, limit=9) == 2
             outcomes = await store.write(events)
-            stored = [one.status is Status.STORED for one in outcomes]
+            stored = [outcome.status is Status.STORED for outcome in outcomes]
             assert stored == [True, True, False, False, False]
 
     @on_open
@@ -126,7 +126,7 @@ class ErasureTests:
         assert visitor.traits == {"city": "Ulm"}
         assert await store.erase_profile(WORKSPACE, Kind.VISITOR, "a")
         assert await store.visitor(WORKSPACE, "a") is None
-        assert [one.group_id for one in await all_pages(store.scan_groups, WORKSPACE)] == ["g"]
+        assert [group.group_id for group in await all_pages(store.scan_groups, WORKSPACE)] == ["g"]
 
     @on_store
     async def test_what_happens_later_makes_a_new_user(self, bench: Bench) -> None:
@@ -172,8 +172,8 @@ class ErasureTests:
         )
         assert (await two.profile(WORKSPACE, "ann")).anonymous_ids == ["a"]
         assert await two.links_to(WORKSPACE, "a") == [("ann", TIME + 9)]
-        found = await two.find_users(WORKSPACE, "email", ["ann@x.org"])
-        assert found == {"ann@x.org": ["ann"]}
+        users = await two.find_users(WORKSPACE, "email", ["ann@x.org"])
+        assert users == {"ann@x.org": ["ann"]}
 
     @on_open
     async def test_changes_are_applied_again(self, store: Any) -> None:
@@ -260,8 +260,8 @@ class ErasureTests:
         assert await store.erase_suppressions(WORKSPACE, [("email", "a@b.c")]) == 1
         assert await store.erase_suppressions(WORKSPACE, [("email", "a@b.c")]) == 0
         assert await store.erase_suppressions(WORKSPACE, []) == 0
-        found = await all_pages(store.scan_suppressions, WORKSPACE)
-        assert {(one.channel, one.address) for one in found} == {
+        suppressions = await all_pages(store.scan_suppressions, WORKSPACE)
+        assert {(suppression.channel, suppression.address) for suppression in suppressions} == {
             ("email", "a@b.co"),
             ("sms", "a@b.c"),
         }

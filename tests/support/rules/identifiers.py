@@ -108,8 +108,8 @@ class IdentifierTests:
             "ann@example.com": ["old", "middle-a", "middle-b", "young"],
             "new@example.com": ["moved"],
         }
-        found = await store.find_users(WORKSPACE, "email", ["ann@example.com\x00"])
-        assert dict(found) == {"ann@example.com\x00": ["nul"]}
+        users = await store.find_users(WORKSPACE, "email", ["ann@example.com\x00"])
+        assert dict(users) == {"ann@example.com\x00": ["nul"]}
         assert dict(await store.find_users(WORKSPACE, "phone", ["+123"])) == {"+123": ["young"]}
         assert dict(await store.find_users("other", "email", wanted)) == {
             "ann@example.com": ["away"]
@@ -125,8 +125,8 @@ class IdentifierTests:
     ) -> None:
         await store_all(store, identify("2", "u", 20, traits={"email": "new@example.com"}))
         await store_all(store, identify("1", "u", 10, traits={"email": "old@example.com"}))
-        found = await store.find_users(WORKSPACE, "email", ["old@example.com", "new@example.com"])
-        assert dict(found) == {"new@example.com": ["u"]}
+        users = await store.find_users(WORKSPACE, "email", ["old@example.com", "new@example.com"])
+        assert dict(users) == {"new@example.com": ["u"]}
 
     @on_open
     async def test_the_history_of_an_identifier(self, store: Any) -> None:
@@ -140,10 +140,10 @@ class IdentifierTests:
             replace(visit, user_id=None),
         )
         ids = ["ann", "ben", "nobody", "nul\x00"]
-        found = await store.identifier_history(WORKSPACE, "email", ids)
-        assert ({*found}, {*found["ann"]}) == ({"ann"}, {"ann@new.example"})
-        found = await store.identifier_history(WORKSPACE, "phone", ids)
-        assert ({*found}, {*found["ben"]}) == ({"ben"}, {"+123"})
+        history = await store.identifier_history(WORKSPACE, "email", ids)
+        assert ({*history}, {*history["ann"]}) == ({"ann"}, {"ann@new.example"})
+        history = await store.identifier_history(WORKSPACE, "phone", ids)
+        assert ({*history}, {*history["ben"]}) == ({"ben"}, {"+123"})
         if type(store).identifier_history is Storage.identifier_history:
             return  # It has the current values of users.
         await store_all(
@@ -153,10 +153,10 @@ class IdentifierTests:
             identify("6", "ann", 1, traits={"email": None}),
             identify("7", "ann", 1, anonymous_id="alone", traits={"name": "Ann"}),
         )
-        found = await store.identifier_history(WORKSPACE, "email", [*ids, "alone"])
+        history = await store.identifier_history(WORKSPACE, "email", [*ids, "alone"])
         # The id of a visitor is not that of a user.
-        assert {*found} == {"ann"}
-        assert {*found["ann"]} == {"ann@new.example", "ann@old.example", "a@alone.example"}
+        assert {*history} == {"ann"}
+        assert {*history["ann"]} == {"ann@new.example", "ann@old.example", "a@alone.example"}
 
     @on_open
     async def test_at_most_a_hundred_users_are_found(self, store: Any) -> None:
@@ -167,8 +167,8 @@ class IdentifierTests:
                 for number in range(150)
             ),
         )
-        found = await store.find_users(WORKSPACE, "email", ["a@b.c"])
-        assert list(found["a@b.c"]) == [f"u{number:03}" for number in range(149, 49, -1)]
+        users = await store.find_users(WORKSPACE, "email", ["a@b.c"])
+        assert list(users["a@b.c"]) == [f"u{number:03}" for number in range(149, 49, -1)]
 
     @on_open
     async def test_the_user_with_the_oldest_claim_is_found_first(self, store: Any) -> None:
@@ -178,13 +178,13 @@ class IdentifierTests:
         for number in range(120):
             forged = identify(f"f{number}", f"f{number}", number, received=200, traits=email)
             await store_all(store, forged)
-        found = await store.find_users(WORKSPACE, "email", ["ann@example.com"])
-        assert found["ann@example.com"][0] == "ann"
+        users = await store.find_users(WORKSPACE, "email", ["ann@example.com"])
+        assert users["ann@example.com"][0] == "ann"
         # A later event with the same value, and one that was received earlier but arrives now.
         await store_all(store, identify("2", "ann", 300, received=300, traits=email))
         await store_all(store, identify("3", "earlier", 400, received=50, traits=email))
-        found = await store.find_users(WORKSPACE, "email", ["ann@example.com"])
-        assert list(found["ann@example.com"][:2]) == ["earlier", "ann"]
+        users = await store.find_users(WORKSPACE, "email", ["ann@example.com"])
+        assert list(users["ann@example.com"][:2]) == ["earlier", "ann"]
 
     @on_open
     async def test_a_claim_is_kept_while_the_user_has_another_value(self, store: Any) -> None:
@@ -197,17 +197,17 @@ class IdentifierTests:
         await store_all(store, address("2", "ann", 2, "other@example.com"))
         await store_all(store, address("3", "forged", 3, "Ann@example.com"))
         wanted = ["ann@example.com", "other@example.com"]
-        found = await store.find_users(WORKSPACE, "email", wanted)
-        assert dict(found) == {"ann@example.com": ["forged"], "other@example.com": ["ann"]}
+        users = await store.find_users(WORKSPACE, "email", wanted)
+        assert dict(users) == {"ann@example.com": ["forged"], "other@example.com": ["ann"]}
         await store_all(store, address("4", "ann", 4, "ann@example.com "))
-        found = await store.find_users(WORKSPACE, "email", wanted)
-        assert dict(found) == {"ann@example.com": ["ann", "forged"]}
+        users = await store.find_users(WORKSPACE, "email", wanted)
+        assert dict(users) == {"ann@example.com": ["ann", "forged"]}
         # Also an event that does not become the current value is a claim: it arrives late.
         await store_all(store, address("6", "late", 9, "late@example.com"))
         await store_all(store, address("5", "late", 0, "ann@example.com"))
         await store_all(store, address("7", "late", 10, "ann@example.com"))
-        found = await store.find_users(WORKSPACE, "email", wanted)
-        assert dict(found) == {"ann@example.com": ["late", "ann", "forged"]}
+        users = await store.find_users(WORKSPACE, "email", wanted)
+        assert dict(users) == {"ann@example.com": ["late", "ann", "forged"]}
 
     @on_open
     async def test_claims_are_the_same_in_every_order(self, store: Any) -> None:
@@ -225,8 +225,8 @@ class IdentifierTests:
             await store_all(store, *part[:2])
             await store_all(store, *part[2:])
         for workspace in ("acme", "other"):
-            found = await store.find_users(workspace, "email", ["x@y.z"])
-            assert dict(found) == {"x@y.z": ["c", "a", "b"]}
+            users = await store.find_users(workspace, "email", ["x@y.z"])
+            assert dict(users) == {"x@y.z": ["c", "a", "b"]}
 
     @on_store
     async def test_claims_are_kept_after_reopening(self, bench: Bench) -> None:
@@ -237,8 +237,8 @@ class IdentifierTests:
         await store.close()
         again = await bench.open()
         await store_all(again, identify("3", "first", 20, traits=email))
-        found = await again.find_users(WORKSPACE, "email", ["a@b.c"])
-        assert dict(found) == {"a@b.c": ["first", "second"]}
+        users = await again.find_users(WORKSPACE, "email", ["a@b.c"])
+        assert dict(users) == {"a@b.c": ["first", "second"]}
 
     @on_open
     async def test_the_first_hundred_claims_of_a_user_are_kept(self, store: Any) -> None:
@@ -293,7 +293,7 @@ class IdentifierTests:
         await store_all(store, identify("y", "moved", 2, traits={"email": "b@b.c"}))
         await store_all(store, identify("z", "away", 2, workspace="other", traits=email))
         for limit in (1000, 100) if default else (1000, 250, 100, 7):
-            found = await all_pages(store.holders, WORKSPACE, "email", "a@b.c", limit=limit)
-            assert sorted(found) == sorted(map(user, users))
+            holders = await all_pages(store.holders, WORKSPACE, "email", "a@b.c", limit=limit)
+            assert sorted(holders) == sorted(map(user, users))
         for value in ("nobody@b.c", "a@b.c\x00", "\ud800"):
             assert await all_pages(store.holders, WORKSPACE, "email", value) == []

@@ -76,7 +76,7 @@ class ProfileTests:
             event("11", type="group", user_id="grouped", groupId=" NULL "),
         )
         users = await all_pages(store.scan_users, None)
-        assert sorted(one.user_id for one in users) == ["aliased", "grouped", "identified"]
+        assert sorted(user.user_id for user in users) == ["aliased", "grouped", "identified"]
         assert await store.profile(WORKSPACE, "tracked") is None
         assert await store.profile(WORKSPACE, "viewed") is None
         assert await store.profile("other", "identified") is None
@@ -90,7 +90,7 @@ class ProfileTests:
             groups=[],
         )
         groups = await all_pages(store.scan_groups, None)
-        assert {one.group_id: one.traits for one in groups} == {"g": {}, "h": {"x": 1}}
+        assert {group.group_id: group.traits for group in groups} == {"g": {}, "h": {"x": 1}}
         grouped = await profile_of(store, "grouped")
         assert grouped.groups == ["g"]
 
@@ -114,7 +114,7 @@ class ProfileTests:
                     ]
                 )
             outcomes = await asyncio.gather(*map(store.write, writes))
-            first = [one[0].status for one in outcomes]
+            first = [outcome[0].status for outcome in outcomes]
             assert sorted(first) == sorted([Status.STORED] + [Status.DUPLICATE] * (calls - 1))
             expected["turn"] = turn
         profile = await profile_of(store, "u")
@@ -139,8 +139,8 @@ class ProfileTests:
         for workspace, names in ("acme", ("api", "twilio")), ("other", ("twilio", "api")):
             together, apart = (
                 [
-                    made(one, user, workspace=workspace, origin=one)
-                    for one in names
+                    made(name, user, workspace=workspace, origin=name)
+                    for name in names
                     for made in (_named_so, _member_if_greater)
                 ]
                 for user in ("together", "apart")
@@ -182,11 +182,11 @@ class ProfileTests:
         await store_all(store, *batch)
         users = await all_pages(store.scan_users, WORKSPACE, limit=7)
         assert sorted(one.user_id for one in users) == sorted([*names, "u"])
-        for one in users:
-            assert one.user_id == "u" or one.traits == traits
+        for user in users:
+            assert user.user_id == "u" or user.traits == traits
         groups = await all_pages(store.scan_groups, WORKSPACE, limit=7)
-        assert sorted(one.group_id for one in groups) == names
-        assert all(one.traits == traits for one in groups)
+        assert sorted(group.group_id for group in groups) == names
+        assert all(group.traits == traits for group in groups)
         profile = await profile_of(store, "u")
         assert profile.groups == names
         assert profile.anonymous_ids == sorted(f"v{name}" for name in names)

@@ -134,7 +134,7 @@ class RecordTests:
         kinds, workspaces = ("audit", "key", "key-override"), ("", "acme", "acme-")
         names = [*AWKWARD, "\ue000", "\U00010000", "z"]
         if not bench.subject.can("code-point-order"):
-            names = [one for one in names if max(one) < "\ud800"]
+            names = [name for name in names if max(name) < "\ud800"]
         written = [
             record(one, workspace, kind=kind)
             for number, (kind, workspace, one) in enumerate(
@@ -212,8 +212,8 @@ class RecordTests:
         assert await store.expire_records("key", TIME + 4, limit=2) == 2
         assert await store.expire_records("key", TIME + 4, limit=9) == 1
         assert await store.expire_records("key", TIME + 4, limit=9) == 0
-        found = await all_pages(store.list_records, None)
-        assert [(one.kind, one.id) for one in found] == [
+        records = await all_pages(store.list_records, None)
+        assert [(one.kind, one.id) for one in records] == [
             ("audit", "0"),
             ("key", "1"),
             ("key", "4"),

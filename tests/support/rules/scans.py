@@ -128,8 +128,8 @@ class ScanTests:
         for fields in _NEWER_FILTERS:
             wanted = EventFilter(**fields)
             for limit in (3, 500):
-                found = await all_pages(store.scan, wanted, limit=limit)
-                assert [one.message_id for one in found if wanted.matches(one)] == [
+                events = await all_pages(store.scan, wanted, limit=limit)
+                assert [one.message_id for one in events if wanted.matches(one)] == [
                     one.message_id for one in batch if wanted.matches(one)
                 ]
 
@@ -190,8 +190,8 @@ class ScanTests:
             )
         scanned = [canonical(one) for one in await all_pages(store.scan, EventFilter())]
         for limit in (1, 7, 20, 1000):
-            found = await all_recent(store.recent, EventFilter(), limit=limit)
-            assert [canonical(one) for one in found] == scanned[::-1]
+            events = await all_recent(store.recent, EventFilter(), limit=limit)
+            assert [canonical(one) for one in events] == scanned[::-1]
         assert sorted(one[0][2] for one in scanned) == sorted(names)
 
     @on_store
@@ -204,8 +204,8 @@ class ScanTests:
             wanted = EventFilter(**fields)
             expected = [one.message_id for one in reversed(batch) if wanted.matches(one)]
             for limit in (3, 500):
-                found = await all_recent(store.recent, wanted, limit=limit)
-                assert [one.message_id for one in found] == expected
+                events = await all_recent(store.recent, wanted, limit=limit)
+                assert [one.message_id for one in events] == expected
 
     @on_store
     async def test_the_beginning_of_a_text_finds_recent_events(self, bench: Bench) -> None:
@@ -224,8 +224,8 @@ class ScanTests:
         for begins in filters:
             wanted = EventFilter(workspace_id=WORKSPACE, begins=begins)
             expected = [one.message_id for one in reversed(batch) if wanted.matches(one)]
-            found = await all_recent(store.recent, wanted, limit=3)
-            assert [one.message_id for one in found if wanted.matches(one)] == expected
+            events = await all_recent(store.recent, wanted, limit=3)
+            assert [one.message_id for one in events if wanted.matches(one)] == expected
 
     @on_store
     async def test_another_filter_continues_at_a_cursor_of_recent_events(

@@ -48,15 +48,15 @@ class SubscriptionTests:
         assert dict(await store.apply(change("2", at=2, a=False, c=True, b=False))) == after
         assert dict(await store.state(WORKSPACE, user("u"))) == after
         records = await all_pages(store.history, WORKSPACE, user("u"))
-        assert sorted(_summary(one) for one in records[:2]) == [
+        assert sorted(_summary(record) for record in records[:2]) == [
             ("1", "u", "a", None, True, 1),
             ("1", "u", "b", None, False, 1),
         ]
-        assert sorted(_summary(one) for one in records[2:]) == [
+        assert sorted(_summary(record) for record in records[2:]) == [
             ("2", "u", "a", True, False, 2),
             ("2", "u", "c", None, True, 2),
         ]
-        assert {one.how for one in records} == {"api"}
+        assert {record.how for record in records} == {"api"}
 
     @on_open
     async def test_a_choice_that_already_holds_has_no_other_record(self, store: Any) -> None:
@@ -104,13 +104,13 @@ class SubscriptionTests:
         assert dict(await store.apply(old)) == after
         assert dict(await store.apply(change("3", at=4, dated=True, a=False))) == after
         states = await all_pages(store.scan_subscriptions, None)
-        a, b, c = sorted(states, key=lambda one: one.group_id)
+        a, b, c = sorted(states, key=lambda state: state.group_id)
         assert {(one.updated_at - TIME, one.user_id) for one in (a, b, c)} == {(5, "u")}
         assert (a.change_id, b.change_id, c.change_id) == ("1", "1", "2")
         # A later one is a change like any other, at its own time.
         assert (await store.apply(change("4", at=9, dated=True, a=False)))["a"] is False
         records = await all_pages(store.history, None, None)
-        assert sorted(_summary(one) for one in records) == [
+        assert sorted(_summary(record) for record in records) == [
             ("1", "u", "a", None, True, 5),
             ("1", "u", "b", None, True, 5),
             ("2", "u", "c", None, False, 5),
@@ -129,7 +129,7 @@ class SubscriptionTests:
         # The changes of one id in their order, and each once.
         await store.apply_all(changes)
         states = await all_pages(store.scan_subscriptions, WORKSPACE)
-        assert {(one.user_id, one.subscribed) for one in states} == {
+        assert {(state.user_id, state.subscribed) for state in states} == {
             (f"u{number}", False) for number in range(30)
         }
         assert len(await all_pages(store.history, None, None)) == 60
@@ -148,7 +148,7 @@ class SubscriptionTests:
         names = ("how", "secret", "user_agent", "address")
         expected = [{**dict.fromkeys(names, ""), "how": "api", **source} for source in sources]
         records = await all_pages(store.history, WORKSPACE, user("u"), limit=1)
-        assert [{name: getattr(one, name) for name in names} for one in records] == expected
+        assert [{name: getattr(record, name) for name in names} for record in records] == expected
 
     @on_open
     async def test_the_history_begins_at_a_time(self, store: Any) -> None:
@@ -184,10 +184,10 @@ class SubscriptionTests:
         # In whatever order they were applied, the history leads step by step to the state.
         records = await all_pages(store.history, WORKSPACE, user("u"))
         value = None
-        for one in records:
-            assert one.before is value
-            assert one.after is not value
-            value = one.after
+        for record in records:
+            assert record.before is value
+            assert record.after is not value
+            value = record.after
         assert dict(await store.state(WORKSPACE, user("u"))) == {"a": value}
         assert await unproven(store) == []
 
@@ -218,7 +218,7 @@ class SubscriptionTests:
             assert {one.subject for one in own} == {user(name)}
         states = await all_pages(store.scan_subscriptions, WORKSPACE, limit=5)
         assert len(states) == 3 * len(AWKWARD)
-        assert {(one.subject, one.group_id, one.subscribed) for one in states} == {
+        assert {(state.subject, state.group_id, state.subscribed) for state in states} == {
             (subject, group, subscribed)
             for name in AWKWARD
             for subject, group, subscribed in (
@@ -243,7 +243,7 @@ class SubscriptionTests:
         for number, name in enumerate(AWKWARD):
             await store.apply(change(name, user_id=name, at=number, a=bool(number % 2)))
         states = await all_pages(store.scan_subscriptions, WORKSPACE, limit=5)
-        assert {one.user_id: one.subscribed for one in states} == {
+        assert {state.user_id: state.subscribed for state in states} == {
             name: bool(number % 2) for number, name in enumerate(AWKWARD)
         }
         for number, name in enumerate(AWKWARD):

@@ -14,9 +14,9 @@ from engage.testing.storage.harness import Bench, on_open, on_store
 
 async def in_force(store: Any, address: str = "a@b.c", channel: str = "email") -> set[str]:
     """Return why nothing must be sent to an address."""
-    found = await store.suppressions(WORKSPACE, [(channel, address)])
-    assert {(one.channel, one.address) for one in found} <= {(channel, address)}
-    return {one.reason for one in found}
+    suppressions = await store.suppressions(WORKSPACE, [(channel, address)])
+    assert {(one.channel, one.address) for one in suppressions} <= {(channel, address)}
+    return {one.reason for one in suppressions}
 
 
 class SuppressionTests:

@@ -63,10 +63,10 @@ class UserTests:
         if await store.users_beginning(WORKSPACE, "", limit=1) is None:
             pytest.skip("this storage does not find users by the beginning of an id")
         for text in ("ann", "a", "A", "a\0", "зак", "\U0001f600", "%", "nobody", "", "\ud800"):
-            found = await store.users_beginning(WORKSPACE, text, limit=100)
-            assert found is not None
+            users = await store.users_beginning(WORKSPACE, text, limit=100)
+            assert users is not None
             expected = sorted(name for name in names if name.startswith(text))
-            assert sorted(name for name in found if name != "ann-linked") == expected
+            assert sorted(name for name in users if name != "ann-linked") == expected
         few = await store.users_beginning(WORKSPACE, "a", limit=2)
         assert few is not None
         assert len(few) == 2
@@ -92,10 +92,10 @@ class UserTests:
             ("email", "\ud800", []),
             ("phone", "+12", ["u1"]),
         ):
-            found = await store.users_beginning(WORKSPACE, text, trait=trait, limit=100)
-            if found is None:
+            users = await store.users_beginning(WORKSPACE, text, trait=trait, limit=100)
+            if users is None:
                 pytest.skip("this storage does not find users by a beginning")
-            assert sorted(found) == expected, (trait, text)
+            assert sorted(users) == expected, (trait, text)
         few = await store.users_beginning(WORKSPACE, "a", trait="email", limit=1)
         assert len(few) == 1
 
@@ -120,8 +120,8 @@ class UserTests:
     async def test_one_anonymous_id_can_be_linked_to_several_users(self, store: Any) -> None:
         for number in range(3):
             await store_all(store, identify(str(number), f"u{number}", anonymous_id="shared"))
-        for one in await all_pages(store.scan_users, WORKSPACE):
-            assert one.anonymous_ids == ["shared"]
+        for user in await all_pages(store.scan_users, WORKSPACE):
+            assert user.anonymous_ids == ["shared"]
 
     # ---------------------------------------------------------------------------- limits
     @on_store
@@ -222,9 +222,9 @@ class UserTests:
                     if which in (None, (WORKSPACE, "other")[number % 2])
                 )
                 users = await all_pages(store.scan_users, which, limit=limit)
-                assert sorted(one.user_id for one in users) == wanted
+                assert sorted(user.user_id for user in users) == wanted
                 groups = await all_pages(store.scan_groups, which, limit=limit)
-                assert sorted(one.group_id for one in groups) == [f"g{name}" for name in wanted]
+                assert sorted(group.group_id for group in groups) == [f"g{name}" for name in wanted]
         assert await all_pages(store.scan_users, "nobody") == []
 
     @on_store
@@ -235,8 +235,8 @@ class UserTests:
         await store.close()
         again = await bench.open()
         assert await again.profile(WORKSPACE, "u") == before
-        found = await again.find_users(WORKSPACE, "email", ["a@b.c"])
-        assert dict(found) == {"a@b.c": ["u"]}
+        users = await again.find_users(WORKSPACE, "email", ["a@b.c"])
+        assert dict(users) == {"a@b.c": ["u"]}
         await store_all(again, identify("2", "u", 3, anonymous_id="v"))
         profile = await profile_of(again, "u")
         assert (profile.created_at, profile.updated_at) == (TIME + 3, TIME + 4)

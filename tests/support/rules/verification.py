@@ -45,9 +45,9 @@ class VerificationTests:
         await store_all(store, *awkward, *people, *visitors, *groups)
         if hasattr(store, "keep"):
             await store.keep([letter("a"), letter("b", origin="twilio", headers=[("x", "y")])])
-        found = [one async for one in store.problems()]
-        assert [one for one in found if isinstance(one, StoreProblem)] == []
-        assert sum(one for one in found if isinstance(one, int)) >= len(awkward) + len(people)
+        problems = [problem async for problem in store.problems()]
+        assert [problem for problem in problems if isinstance(problem, StoreProblem)] == []
+        assert sum(one for one in problems if isinstance(one, int)) >= len(awkward) + len(people)
         assert {workspace for workspace, _ in await store.unfinished()} <= {WORKSPACE}
 
     @on_open
@@ -85,15 +85,15 @@ class VerificationTests:
             decision("c", "u", "y", linked=False, at=3),
             decision("d", "u", "z", linked=True, at=4),
         )
-        found = {one.anonymous_id: one for one in await all_pages(store.scan_links)}
-        assert {name: one.counts for name, one in found.items()} == {
+        links = {link.anonymous_id: link for link in await all_pages(store.scan_links)}
+        assert {name: value.counts for name, value in links.items()} == {
             "x": False,
             "y": False,
             "z": True,
         }
-        assert found["x"].first == (TIME + 1, "a", "api")
-        assert found["y"].first is None
-        assert found["z"].first == (TIME + 4, "d", OPERATOR_ORIGIN)
+        assert links["x"].first == (TIME + 1, "a", "api")
+        assert links["y"].first is None
+        assert links["z"].first == (TIME + 4, "d", OPERATOR_ORIGIN)
 
     @on_open
     async def test_all_links_are_scanned_once(self, store: Any) -> None:
@@ -104,8 +104,8 @@ class VerificationTests:
         ]
         await store_all(store, *events)
         for limit in (1, 7, 1000):
-            found = await all_pages(store.scan_links, limit=limit)
-            assert sorted(map(_by_name, found)) == sorted(pairs)
+            links = await all_pages(store.scan_links, limit=limit)
+            assert sorted(map(_by_name, links)) == sorted(pairs)
 
     @on_open
     async def test_people_are_scanned_once_as_they_are_stored(self, store: Any) -> None:
@@ -126,4 +126,4 @@ class VerificationTests:
                 ((row, traits, memberships),) = found[kind]
                 assert (row[2], row[3]) == (name, TIME)
                 assert [one[3:7] for one in traits] == [trait]
-                assert [one[3:] for one in memberships] == groups
+                assert [membership[3:] for membership in memberships] == groups

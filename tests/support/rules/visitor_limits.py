@@ -60,8 +60,8 @@ class VisitorLimitTests:
         assert await _visitors(store) == sorted({*names, "new"} - {names[2]})
         # One that went away is made again, of the later event only.
         await store_all(store, visit("late", names[2], 0, received=902, traits={"late": 1}))
-        found = await store.visitor(WORKSPACE, names[2])
-        assert (found.traits, found.groups) == ({"late": 1}, [])
+        visitor = await store.visitor(WORKSPACE, names[2])
+        assert (visitor.traits, visitor.groups) == ({"late": 1}, [])
         for number, name in enumerate([*names, "new"]):
             email = {"email": f"{name}@b.c"}
             await store_all(
@@ -104,7 +104,7 @@ class VisitorLimitTests:
         await store_all(store, event("g", type="group", anonymous_id="z", groupId="h"))
         assert await store.visitor(WORKSPACE, "z") is None
         groups = await all_pages(store.scan_groups, WORKSPACE)
-        assert sorted(one.group_id for one in groups) == ["g", "h"]
+        assert sorted(group.group_id for group in groups) == ["g", "h"]
         assert await store.find(WORKSPACE, "api", "8") is not None
         await store_all(store, visit("v0-again", "owned", 5, traits={"a": 1}))
         assert (await store.visitor(WORKSPACE, "owned")).traits == {"a": 1}

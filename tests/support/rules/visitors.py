@@ -129,8 +129,8 @@ class VisitorTests:
             profile = await profile_of(store, name)
             assert ("email" in profile.traits) is has
             assert profile.anonymous_ids == ["v"]
-        found = await store.find_users(WORKSPACE, "email", ["a@b.c"])
-        assert dict(found) == {"a@b.c": ["early"]}
+        users = await store.find_users(WORKSPACE, "email", ["a@b.c"])
+        assert dict(users) == {"a@b.c": ["early"]}
 
     @on_open
     async def test_a_value_finds_a_person_only_if_it_wins(self, store: Any) -> None:
@@ -145,20 +145,20 @@ class VisitorTests:
             identify("4", "other", 30, traits=email("new")),
         )
         wanted = ["old@b.c", "new@b.c"]
-        found = await store.find_users(WORKSPACE, "email", wanted)
-        assert dict(found) == {"new@b.c": ["u", "other"]}
+        users = await store.find_users(WORKSPACE, "email", wanted)
+        assert dict(users) == {"new@b.c": ["u", "other"]}
         # The claim of a visitor is the person's.
         await store_all(store, visit("5", "x", 1, received=1, traits=email("new")))
         await store_all(store, event("6", user_id="other", anonymous_id="x"))
-        found = await store.find_users(WORKSPACE, "email", wanted)
-        assert dict(found) == {"new@b.c": ["other", "u"]}
+        users = await store.find_users(WORKSPACE, "email", wanted)
+        assert dict(users) == {"new@b.c": ["other", "u"]}
         assert dict(await store.find_visitors(WORKSPACE, "email", wanted)) == {"new@b.c": ["w"]}
         held = await all_pages(store.holders, WORKSPACE, "email", "new@b.c")
         assert sorted(held) == [user("other"), user("u"), visitor("w"), visitor("x")]
         assert [one.kind for one in held] == [Kind.USER] * 2 + [Kind.VISITOR] * 2
         await store_all(store, visit("7", "v", 40, traits=email("old")))
-        found = await store.find_users(WORKSPACE, "email", wanted)
-        assert dict(found) == {"new@b.c": ["other"], "old@b.c": ["u"]}
+        users = await store.find_users(WORKSPACE, "email", wanted)
+        assert dict(users) == {"new@b.c": ["other"], "old@b.c": ["u"]}
 
     @on_open
     async def test_an_operator_undoes_a_link(self, store: Any) -> None:
@@ -244,8 +244,8 @@ class VisitorTests:
         assert profile.anonymous_ids == ["v", "w", "x"]
         assert profile.left_out == 3
         # The third visitor is not merged, so nobody is found by its address.
-        found = await store.find_users(WORKSPACE, "email", ["w@b.c", "x@b.c"])
-        assert dict(found) == {"w@b.c": ["u"]}
+        users = await store.find_users(WORKSPACE, "email", ["w@b.c", "x@b.c"])
+        assert dict(users) == {"w@b.c": ["u"]}
 
     @on_open
     async def test_old_visitors_that_belong_to_nobody_expire(self, store: Any) -> None:
@@ -264,8 +264,8 @@ class VisitorTests:
         assert await store.expire_visitors(before, limit=1) == 1
         assert await store.expire_visitors(before, limit=10) == 1
         assert await store.expire_visitors(before, limit=10) == 0
-        found = await all_pages(store.scan_visitors, WORKSPACE)
-        assert sorted(one.anonymous_id for one in found) == ["changed", "owned", "young"]
+        visitors = await all_pages(store.scan_visitors, WORKSPACE)
+        assert sorted(one.anonymous_id for one in visitors) == ["changed", "owned", "young"]
         assert dict(await store.find_visitors(WORKSPACE, "email", ["a@b.c"])) == {}
         assert await all_pages(store.holders, WORKSPACE, "email", "a@b.c") == []
         await store_all(store, visit("9", "old", 0, received=30, traits={"b": 1}))
@@ -501,7 +501,7 @@ def people_of(events: list[Event]) -> Any:
                 case LinkDecision(user, anonymous, counts):
                     undone[user, anonymous] = not counts
     exists = {name for kind, name in times if kind is Kind.USER}
-    counting = {pair: min(found) for pair, found in links.items() if not undone.get(pair)}
+    counting = {pair: min(link) for pair, link in links.items() if not undone.get(pair)}
 
     def owner(visitor: str) -> str | None:
         firsts = [(first, pair[0]) for pair, first in counting.items() if pair[1] == visitor]
@@ -510,8 +510,8 @@ def people_of(events: list[Event]) -> Any:
 
     def latest(registers: Mapping[Any, Any], subjects: Iterable[Any]) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        for one in subjects:
-            for name, register in registers.get(one, {}).items():
+        for subject in subjects:
+            for name, register in registers.get(subject, {}).items():
                 found[name] = max(found.get(name, register), register, key=lambda one: one[0])
         return {name: value for name, (_, value) in found.items()}
 
@@ -531,7 +531,7 @@ def people_of(events: list[Event]) -> Any:
             subjects += [one for one in times if one[0] is Kind.VISITOR and owner(one[1]) == name]
         values = present(latest(traits, subjects))
         groups = sorted(group for group, member in latest(members, subjects).items() if member)
-        last = max(at for one in subjects for at in times[one])
+        last = max(at for subject in subjects for at in times[subject])
         form = identifier_value("email", values.get("email"))
         own = identifier_value("email", present(latest(traits, [(kind, name)])).get("email"))
         held.get(own or "", set()).add(Subject(kind, name))

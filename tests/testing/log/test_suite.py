@@ -144,7 +144,7 @@ class RefusesAll(MemoryLog):
     """Refuses a call that has one record that is too large."""
 
     async def append(self, records: Sequence[LogRecord]) -> Sequence[Outcome]:
-        if any(len(one.value) > self.max_value_bytes for one in records):
+        if any(len(record.value) > self.max_value_bytes for record in records):
             return [Outcome(Status.REFUSED, "too large")] * len(records)
         return await super().append(records)
 
@@ -162,8 +162,8 @@ class LosesTheRestOfALargeCall(MemoryLog):
 
     async def append(self, records: Sequence[LogRecord]) -> Sequence[Outcome]:
         size = 0
-        for number, one in enumerate(records):
-            size += one.size
+        for number, record in enumerate(records):
+            size += record.size
             if size > 2_000_000 and number:
                 await super().append(records[:number])
                 return [Outcome(Status.STORED)] * len(records)
@@ -260,7 +260,7 @@ class IsStuckAtLargeRecords(MemoryReader):
     async def read(self, *, max_records: int, max_bytes: int, wait: float) -> Batch:
         before = dict(self.offsets)
         batch = await super().read(max_records=max_records, max_bytes=max_bytes, wait=wait)
-        if sum(one.record.size for one in batch.records) > max_bytes:
+        if sum(record.record.size for record in batch.records) > max_bytes:
             self.offsets = before
             await asyncio.sleep(wait)
             return Batch(records=[])
@@ -388,7 +388,7 @@ class TakesTheNewest(MemoryLog):
 
     async def backlog(self, group: str) -> Backlog:
         found = await super().backlog(group)
-        newest = max((one.appended_at for one in self.broker.records), default=None)
+        newest = max((record.appended_at for record in self.broker.records), default=None)
         return dataclasses.replace(found, oldest_at=newest if found.records else None)
 
 

@@ -62,8 +62,8 @@ def _mirrored(name: str) -> str:
     return "".join(chr(0x10000 + 0x7F - ord(one)) for one in name)
 
 
-def _times(one: Event) -> tuple[int, int]:
-    return one.received_at, one.timestamp
+def _times(event: Event) -> tuple[int, int]:
+    return event.received_at, event.timestamp
 
 
 class Acknowledges(SqliteStorage):
@@ -156,7 +156,7 @@ class LooksTooEarly(SqliteStorage):
         if erasures == await self.records_version(ERASURE):
             return await super().write(events)
         # It knows of none.
-        later = [dataclasses.replace(one, received_at=one.received_at + 9) for one in events]
+        later = [dataclasses.replace(event, received_at=event.received_at + 9) for event in events]
         return await super().write(later)
 
 
@@ -278,7 +278,7 @@ class FindsLettersOfAll(SqliteStorage):
 
     async def dead_letter(self, workspace_id: str, letter_id: str) -> DeadLetter | None:
         page = await self.scan_dead_letters(None, after=None, limit=1000)
-        return next((one for one in page.items if one.id == letter_id), None)
+        return next((item for item in page.items if item.id == letter_id), None)
 
 
 #: Returns each page of the newest letters in order of arrival.
@@ -297,7 +297,7 @@ class OneNamespace(SqliteStorage):
     async def apply_all(
         self, changes: Sequence[SubscriptionChange]
     ) -> Sequence[Mapping[str, bool]]:
-        found = [dataclasses.replace(one, subject=user(one.subject.id)) for one in changes]
+        found = [dataclasses.replace(change, subject=user(change.subject.id)) for change in changes]
         return await super().apply_all(found)
 
 
@@ -331,13 +331,13 @@ class LastSuppressionWins(SqliteStorage):
             await super().suppress([later])
 
     async def suppressions(self, *arguments: Any) -> Sequence[Suppression]:
-        found = await super().suppressions(*arguments)
-        return [dataclasses.replace(one, at=int(one.source_id)) for one in found]
+        suppressions = await super().suppressions(*arguments)
+        return [dataclasses.replace(one, at=int(one.source_id)) for one in suppressions]
 
     async def scan_suppressions(self, *arguments: Any, **options: Any) -> Page[Suppression]:
         page = await super().scan_suppressions(*arguments, **options)
         return Page(
-            [dataclasses.replace(one, at=int(one.source_id)) for one in page.items], page.cursor
+            [dataclasses.replace(item, at=int(item.source_id)) for item in page.items], page.cursor
         )
 
 
@@ -359,7 +359,7 @@ class ScansByOffset(SqliteStorage):
         self, workspace_id: str | None, *, after: str | None, limit: int
     ) -> Page[Suppression]:
         page = await super().scan_suppressions(workspace_id, after=None, limit=1000)
-        items = sorted(page.items, key=lambda one: one.address)
+        items = sorted(page.items, key=lambda item: item.address)
         first = int(after or 0)
         more = str(first + limit) if len(items) > first + limit else None
         return Page(items[first : first + limit], more)
@@ -403,7 +403,7 @@ class SortsByUtf16(SqliteStorage):
         page = await super().list_records(*arguments, limit=limit, **options)
         items = sorted(
             page.items,
-            key=lambda one: (one.kind, one.workspace_id, one.id.encode("utf-16-be")),
+            key=lambda item: (item.kind, item.workspace_id, item.id.encode("utf-16-be")),
             reverse=options.get("reverse", False),
         )
         return Page(items, page.cursor)
@@ -433,9 +433,9 @@ class AddsUp(SqliteStorage):
         await super().put_counts(
             [
                 dataclasses.replace(
-                    one, value=one.value + there.get(dataclasses.replace(one, value=0), 0)
+                    count, value=count.value + there.get(dataclasses.replace(count, value=0), 0)
                 )
-                for one in counts
+                for count in counts
             ]
         )
 
@@ -471,13 +471,13 @@ class ExpiresAllSteps(SqliteStorage):
 
 #: Leaves the hours out of a copy.
 ScansOneStep = returned(
-    "scan_counts", items=lambda page: [one for one in page.items if one.step == 60]
+    "scan_counts", items=lambda page: [item for item in page.items if item.step == 60]
 )
 
 
 #: Reports each link as one that counts.
 HidesDecisions = returned(
-    "scan_links", items=lambda page: [dataclasses.replace(one, counts=True) for one in page.items]
+    "scan_links", items=lambda page: [dataclasses.replace(item, counts=True) for item in page.items]
 )
 
 
@@ -486,7 +486,7 @@ class LinksByName(SqliteStorage):
 
     async def scan_links(self, *, after: str | None, limit: int) -> Page[StoredLink]:
         page = await super().scan_links(after=None, limit=10_000)
-        ordered = sorted(page.items, key=lambda one: one.anonymous_id)
+        ordered = sorted(page.items, key=lambda item: item.anonymous_id)
         found = [one for one in ordered if after is None or one.anonymous_id > after][:limit]
         return Page(found, found[-1].anonymous_id if len(found) == limit else None)
 
@@ -495,8 +495,8 @@ class Alarms(SqliteStorage):
     """Finds a problem in a healthy store."""
 
     async def problems(self) -> AsyncIterator[StoreProblem | int]:
-        async for one in super().problems():
-            yield one
+        async for problem in super().problems():
+            yield problem
         yield StoreProblem(what="rows", message="none is in the store")
 
 

@@ -108,7 +108,7 @@ def check(path: Path, writers: list[WriterProcess]) -> None:
         assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     assert missing == (0,)
     assert len(parts) > 1 or merged < 2000
-    acknowledged = {number for one in writers for number in one.acknowledged()}
+    acknowledged = {number for writer in writers for number in writer.acknowledged()}
     check_exactly_once(found.elements(), acknowledged)
 
 
@@ -151,6 +151,6 @@ def test_a_writer_is_stopped_while_another_one_writes(tmp_path: Path) -> None:
             second.kill()
             first.until(5)
     finally:
-        for one in writers:
-            one.kill()
+        for writer in writers:
+            writer.kill()
     check(path, writers)

@@ -26,11 +26,11 @@ pytestmark = pytest.mark.skipif(not AVAILABLE, reason="needs Unix sockets")
 # ---------------------------------------------------------------------------- lock and socket
 async def test_a_deleted_lock_loses_nothing(tmp_path: Path) -> None:
     """Two writers exist for a moment."""
-    async with helped(tmp_path) as one, opened(make(tmp_path)) as other, load(one, other):
+    async with helped(tmp_path) as store, opened(make(tmp_path)) as other, load(store, other):
         for _ in range(2):
             (tmp_path / "engage.db-writer.lock").unlink(missing_ok=True)
             await until(lambda: (tmp_path / "engage.db-writer.lock").exists())
-            await until(lambda: pid_of(one) == pid_of(other) != 0)
+            await until(lambda: pid_of(store) == pid_of(other) != 0)
 
 
 async def test_a_stopped_process_whose_lock_was_deleted_doubles_nothing(
@@ -39,11 +39,11 @@ async def test_a_stopped_process_whose_lock_was_deleted_doubles_nothing(
     """When it goes on, another process has written."""
     # Others wait for so long for the stopped process to speak.
     monkeypatch.setattr(writer, "_GREETING", 0.2)
-    async with helped(tmp_path) as one:
-        await store_all(one, event("before"))
-        first = pid_of(one)
+    async with helped(tmp_path) as store:
+        await store_all(store, event("before"))
+        first = pid_of(store)
         os.kill(first, signal.SIGSTOP)
-        late = asyncio.ensure_future(one.write([event("late")]))
+        late = asyncio.ensure_future(store.write([event("late")]))
         await asyncio.sleep(0.2)
         (tmp_path / "engage.db-writer.lock").unlink()
         async with opened(make(tmp_path)) as other:
@@ -53,21 +53,21 @@ async def test_a_stopped_process_whose_lock_was_deleted_doubles_nothing(
             os.kill(first, signal.SIGCONT)
             statuses = [outcome.status, (await late)[0].status]
             assert sorted(statuses) == [Status.DUPLICATE, Status.STORED]
-            await until(lambda: pid_of(one) != first)
-            await store_all(one, event("after"))
-            assert pid_of(one) == os.getpid()
+            await until(lambda: pid_of(store) != first)
+            await store_all(store, event("after"))
+            assert pid_of(store) == os.getpid()
             assert sorted(await ids(other)) == ["after", "before", "during", "late"]
 
 
 @pytest.mark.parametrize("suffix", ["lock", "sock"])
 async def test_a_deleted_lock_or_socket_is_made_again(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"engage.db-writer.{suffix}"
-    async with helped(tmp_path) as one:
+    async with helped(tmp_path) as store:
         path.unlink()
         await until(path.exists)
         async with opened(make(tmp_path, supervised=True)) as other:
             assert pid_of(other)
-            await asyncio.gather(store_all(one, event("a")), store_all(other, event("b")))
+            await asyncio.gather(store_all(store, event("a")), store_all(other, event("b")))
 
 
 def test_a_lock_that_is_deleted_while_it_is_taken_is_not_held(

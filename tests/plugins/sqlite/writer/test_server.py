@@ -105,7 +105,7 @@ def test_one_transaction_has_the_events_of_all_clients(
     assert len(batch) == 15
     # Two clients sent the same event: one of them stored it.
     assert [*map(len, others)].count(0) == 1
-    assert [found[2]["status"] for found in others if found] == ["duplicate"] * 4
+    assert [other[2]["status"] for other in others if other] == ["duplicate"] * 4
 
 
 def test_a_commit_waits_for_a_client_that_sends_promptly(

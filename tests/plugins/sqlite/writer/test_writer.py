@@ -51,19 +51,19 @@ class TestSqliteProcess(RuleTests, StorageConformance):
 
 
 async def test_all_storages_share_one_process(tmp_path: Path) -> None:
-    async with helped(tmp_path) as one:
+    async with helped(tmp_path) as store:
         async with opened(make(tmp_path, "auto")) as other:
-            assert pid_of(one) == pid_of(other) != os.getpid()
-            await asyncio.gather(store_all(one, event("a")), store_all(other, event("b")))
-            assert sorted(await ids(one)) == ["a", "b"]
+            assert pid_of(store) == pid_of(other) != os.getpid()
+            await asyncio.gather(store_all(store, event("a")), store_all(other, event("b")))
+            assert sorted(await ids(store)) == ["a", "b"]
         with pytest.raises(StorageUnavailable):
             await other.write([event("n")])
-        pid = pid_of(one)
+        pid = pid_of(store)
         # Its clients have events to write when a terminal or a service manager signals them all.
         for number in (signal.SIGINT, signal.SIGTERM):
             os.kill(pid, number)
-        await store_all(one, event("m"))
-        assert pid_of(one) == pid
+        await store_all(store, event("m"))
+        assert pid_of(store) == pid
     # It has closed the store, so that the file can be copied.
     assert not alive(pid)
     names = ["engage.db", "engage.db-keys", "engage.db-writer.lock"]
@@ -81,7 +81,7 @@ async def test_reading_takes_no_lock_and_starts_no_thread(tmp_path: Path) -> Non
     await reader.open(create=False)
     assert await ids(reader) == ["m"]
     assert not (tmp_path / "engage.db-writer.lock").exists()
-    assert "engage-sqlite-writer" not in [one.name for one in threading.enumerate()]
+    assert "engage-sqlite-writer" not in [thread.name for thread in threading.enumerate()]
     await store_all(reader, event("n"))
     await reader.close()
 
