@@ -28,15 +28,17 @@ def _luminance(color: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def contrast(one: str, other: str) -> float:
+def contrast(color: str, other: str) -> float:
     """Return the contrast of two colours: from 1 (none) to 21 (black and white)."""
-    darker, lighter = sorted((_luminance(one), _luminance(other)))
+    darker, lighter = sorted((_luminance(color), _luminance(other)))
     return (lighter + 0.05) / (darker + 0.05)
 
 
 def lightened(color: str, background: str) -> str:
     """Return a colour of the same hue, as light as makes it readable on a dark background."""
-    hue, lightness, saturation = colorsys.rgb_to_hls(*(one / 255 for one in _channels(color)))
+    hue, lightness, saturation = colorsys.rgb_to_hls(
+        *(channel / 255 for channel in _channels(color))
+    )
     steps = [lightness + (1 - lightness) * percent / 100 for percent in range(101)]
     shades = (colorsys.hls_to_rgb(hue, step, saturation) for step in steps)
     lighter = [f"#{bytes(round(255 * one) for one in shade).hex()}" for shade in shades]

@@ -89,17 +89,17 @@ def load(
         return unread
 
     environ = os.environ if environ is None else environ
-    document, found = resolve(written, base_dir, environ, left_out)
+    document, mistakes = resolve(written, base_dir, environ, left_out)
     # What is found in a value that could not be resolved is only a consequence.
-    keys = (*skipped, *(line.partition(": ")[0] for line in found))
+    keys = (*skipped, *(line.partition(": ")[0] for line in mistakes))
     consequences = tuple(f"{key}: " for key in keys)
 
     def others(lines: Iterable[str]) -> list[str]:
         return [line for line in lines if not line.startswith(consequences)]
 
     in_use = _keys_in_use(path, document)
-    found += others(problems(schema, document, written=written, in_use=in_use))
-    if not found:
+    mistakes += others(problems(schema, document, written=written, in_use=in_use))
+    if not mistakes:
         warnings += doubts(schema, document)
         about = {"path": path, "base_dir": base_dir, "written": written, "warnings": warnings}
         # Not strict, because JSON Schema accepts 8080.0 as an integer.
@@ -110,9 +110,9 @@ def load(
             for k, key in enumerate(workspace.get("write_keys", ()))
             if (problem := key_problem(key)) is not None
         ]
-        found += others([*wrong_keys, *_contradictions(config)])
-    if found:
-        raise SettingsError([f"{path}: {_named(problem, document)}" for problem in found])
+        mistakes += others([*wrong_keys, *_contradictions(config)])
+    if mistakes:
+        raise SettingsError([f"{path}: {_named(problem, document)}" for problem in mistakes])
     return config
 
 
@@ -217,13 +217,13 @@ def _duplicates(values: Iterable[tuple[str, str]], what: str) -> list[str]:
     :param values: (dotted key, value); the lines do not contain the values, which may be secret.
     """
     first: dict[str, str] = {}
-    found = []
+    repeated = []
     for key, value in values:
         if value in first:
-            found.append(f"{key}: is the same {what} as {first[value]}; use a different one")
+            repeated.append(f"{key}: is the same {what} as {first[value]}; use a different one")
         else:
             first[value] = key
-    return found
+    return repeated
 
 
 def key_problem(key: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -288,20 +288,20 @@ def _urls(config: Config) -> Iterator[tuple[str, str | None]]:
 
 def _unsubscribe_problems(workspace: Workspace, at: str) -> list[str]:
     """Return what is wrong with ``unsubscribes``; :mod:`engage.registry` checks the providers."""
-    found = []
-    known = {group.id for group in workspace.subscription_groups}
+    mistakes = []
+    groups = {group.id for group in workspace.subscription_groups}
     for name, rule in workspace.unsubscribes.items():
         if rule.action == "groups" and not rule.groups:
-            found.append(f'{at}.{name}.groups: is missing; action = "groups" needs it')
+            mistakes.append(f'{at}.{name}.groups: is missing; action = "groups" needs it')
         elif rule.action != "groups" and rule.groups:
-            found.append(f'{at}.{name}.groups: has no effect unless action = "groups"')
-        found += [
+            mistakes.append(f'{at}.{name}.groups: has no effect unless action = "groups"')
+        mistakes += [
             f"{at}.{name}.groups.{json.dumps(theirs)}: there is no subscription group"
             f" {json.dumps(ours)} in the workspace"
             for theirs, ours in rule.groups.items()
-            if ours not in known
+            if ours not in groups
         ]
-    return found
+    return mistakes
 
 
 def _useless_bursts(config: Config) -> list[str]:
@@ -320,11 +320,11 @@ def _useless_bursts(config: Config) -> list[str]:
 
 def _contradictions(config: Config) -> list[str]:
     """Return the problems that a JSON Schema cannot express."""
-    found = _duplicates(
+    mistakes = _duplicates(
         ((f"workspaces[{w}].id", workspace.id) for w, workspace in enumerate(config.workspaces)),
         "workspace id",
     )
-    found += _duplicates(
+    mistakes += _duplicates(
         (
             (f"workspaces[{w}].write_keys[{k}].{'key' if key.key else 'sha256'}", key.sha256)
             for w, workspace in enumerate(config.workspaces)
@@ -333,33 +333,35 @@ def _contradictions(config: Config) -> list[str]:
         ),
         "write key",
     )
-    found += [
+    mistakes += [
         f"workspaces[{w}].write_keys[{k}].{problem}"
         for w, workspace in enumerate(config.workspaces)
         for k, key in enumerate(workspace.write_keys)
         for problem in config.cors.missing(key.origins)
     ]
-    found += _useless_bursts(config)
+    mistakes += _useless_bursts(config)
     for w, workspace in enumerate(config.workspaces):
         keys = enumerate(workspace.write_keys)
-        found += _duplicates(
+        mistakes += _duplicates(
             ((f"workspaces[{w}].write_keys[{k}].id", key.id) for k, key in keys), "id"
         )
         groups = enumerate(workspace.subscription_groups)
-        found += _duplicates(
+        mistakes += _duplicates(
             ((f"workspaces[{w}].subscription_groups[{g}].id", group.id) for g, group in groups),
             "id",
         )
         secrets = enumerate(workspace.subscription_secrets)
-        found += _duplicates(
+        mistakes += _duplicates(
             ((f"workspaces[{w}].subscription_secret[{s}]", secret) for s, secret in secrets),
             "secret",
         )
-        found += _unsubscribe_problems(workspace, f"workspaces[{w}].unsubscribes")
+        mistakes += _unsubscribe_problems(workspace, f"workspaces[{w}].unsubscribes")
         if workspace.verify_identity == "required" and not workspace.identity_secrets:
-            found.append(f"workspaces[{w}].identity_secret: is missing; verify_identity needs it")
-    found += _shared_secrets(config)
-    found += [
+            mistakes.append(
+                f"workspaces[{w}].identity_secret: is missing; verify_identity needs it"
+            )
+    mistakes += _shared_secrets(config)
+    mistakes += [
         f"workspaces[{w}].preferences_page.color: its contrast to white is {ratio:.2f}:1;"
         f" use a darker colour, of at least {READABLE}:1"
         for w, workspace in enumerate(config.workspaces)
@@ -367,7 +369,7 @@ def _contradictions(config: Config) -> list[str]:
     ]
     server = config.server
     if server.shutdown_delay >= server.shutdown_grace:
-        found.append(
+        mistakes.append(
             "server.shutdown_delay: must be less than server.shutdown_grace, which includes it"
             f" ({server.shutdown_delay:g} >= {server.shutdown_grace:g})"
         )
@@ -379,8 +381,8 @@ def _contradictions(config: Config) -> list[str]:
             with contextlib.suppress(ValueError):
                 meant = ipaddress.ip_network(network, strict=False)
                 rule = f"{network} is an address within a network; write {meant} for all of it"
-            found.append(f"server.trusted_proxies[{number}]: {rule}")
-    found += [f"{key}: {_NO_PORT}" for key, url in _urls(config) if url and _no_port(url)]
+            mistakes.append(f"server.trusted_proxies[{number}]: {rule}")
+    mistakes += [f"{key}: {_NO_PORT}" for key, url in _urls(config) if url and _no_port(url)]
     limits = config.limits
     for small, large in (
         ("event_bytes", "decompressed_bytes"),
@@ -389,8 +391,8 @@ def _contradictions(config: Config) -> list[str]:
         ("batch_events", "queue_events"),
     ):
         if getattr(limits, small) > getattr(limits, large):
-            found.append(
+            mistakes.append(
                 f"limits.{small}: must be at most limits.{large}"
                 f" ({getattr(limits, small)} > {getattr(limits, large)})"
             )
-    return found
+    return mistakes

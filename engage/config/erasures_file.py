@@ -143,7 +143,7 @@ def read(path: Path, key: str | None) -> tuple[list[Erasure], list[KeyNote]]:
     for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), 1):
         try:
             fields = orjson.loads(line)
-            one: KeyNote | Erasure = (
+            entry: KeyNote | Erasure = (
                 msgspec.convert(fields, KeyNote)
                 if "write_key" in fields
                 else msgspec.convert(fields, Erasure)
@@ -152,14 +152,14 @@ def read(path: Path, key: str | None) -> tuple[list[Erasure], list[KeyNote]]:
             raise ErasuresFileError(
                 f"{path} is damaged at line {number}, or of a later version of engage: {error}"
             ) from error
-        if isinstance(one, KeyNote):
-            notes.append(one)
-        elif one.key == expected:
-            erasures.append(one)
+        if isinstance(entry, KeyNote):
+            notes.append(entry)
+        elif entry.key == expected:
+            erasures.append(entry)
         else:
             raise ErasuresFileError(
                 f"{path} has at line {number} a hash of another key than [erasures] key in the"
-                f" config; its SHA-256 begins with {one.key}"
+                f" config; its SHA-256 begins with {entry.key}"
             )
     return erasures, notes
 
@@ -167,9 +167,9 @@ def read(path: Path, key: str | None) -> tuple[list[Erasure], list[KeyNote]]:
 def newest(erasures: Iterable[Erasure]) -> Mapping[tuple[str, str, str], int]:
     """Return what to compare events with: (workspace, kind, hash) → the latest time."""
     times: dict[tuple[str, str, str], int] = {}
-    for one in erasures:
-        identity = (one.workspace, one.kind, one.hash)
-        times[identity] = max(one.at, times.get(identity, one.at))
+    for erasure in erasures:
+        identity = (erasure.workspace, erasure.kind, erasure.hash)
+        times[identity] = max(erasure.at, times.get(identity, erasure.at))
     return times
 
 

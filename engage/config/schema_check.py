@@ -104,7 +104,7 @@ def problems(
     """
     marked = list(_secrets(schema, schema, value, ()))
     # TOML has ``nan`` and ``inf``, and ``nan`` passes every limit.
-    found = [
+    mistakes = [
         (dotted(at + path), "must be a finite number")
         for path, leaf in _leaves(value, ())
         if isinstance(leaf, float) and not math.isfinite(leaf)
@@ -113,17 +113,17 @@ def problems(
     secret = {path for path, _, _ in marked}
     explainer = _Explainer(schema, value if written is None else written, secret, at)
     for error in validator.iter_errors(value):
-        found.extend(explainer.explain(error))
+        mistakes.extend(explainer.explain(error))
     for path, empty, _ in marked:
         if empty in ([], {}) or (isinstance(empty, str) and not empty.strip()):
-            found.append((dotted(at + path), "must not be empty"))
+            mistakes.append((dotted(at + path), "must not be empty"))
     for path, text in _texts(schema, value):
         # Of a list, only the first secret is refused: so a clean one can be added in front.
         spare = isinstance(path[-1], int) and path[-1] > 0
         if not (spare or text in in_use) and (reason := stain(text)):
-            found.append((dotted(at + path), reason))
+            mistakes.append((dotted(at + path), reason))
     lines: dict[str, str] = {}
-    for key, text in found:
+    for key, text in mistakes:
         # One line for each key: the first rule that its value breaks.
         lines.setdefault(key, f"{key}: {text}")
     return list(lines.values())
@@ -181,8 +181,8 @@ def _resolve(root: Mapping[str, Any], reference: str) -> Any:
 def _texts(schema: Mapping[str, Any], value: object) -> Iterator[tuple[Path, str]]:
     """Yield (path, value) once for each string that the schema marks ``writeOnly``."""
     seen: set[Path] = set()
-    for path, found, _ in _secrets(schema, schema, value, ()):
-        for inner, text in strings(found, path):
+    for path, secret, _ in _secrets(schema, schema, value, ()):
+        for inner, text in strings(secret, path):
             if inner not in seen:
                 seen.add(inner)
                 yield inner, text
@@ -283,15 +283,19 @@ class _Explainer:
     def _unknown_keys(self, error: ValidationError) -> Iterator[Problem]:
         schema: Any = error.schema
         instance: Any = error.instance
-        known = schema.get("properties", {})
+        properties = schema.get("properties", {})
         for name in instance:
-            if name in known:
+            if name in properties:
                 continue
-            meant = nearest(name, known)
+            meant = nearest(name, properties)
             if meant is not None:
                 hint = f"; did you mean {self._key(error, meant)}?"
             else:
-                valid = f"the valid keys here: {', '.join(known)}" if known else "no key is valid"
+                valid = (
+                    f"the valid keys here: {', '.join(properties)}"
+                    if properties
+                    else "no key is valid"
+                )
                 hint = self._hint(error, name) or f"; {valid}"
             yield self._key(error, name), f"unknown key{hint}"
 
@@ -299,13 +303,15 @@ class _Explainer:
         schema: Any = error.schema
         instance: Any = error.instance
         required: Any = error.validator_value
-        known = schema.get("properties", {})
+        properties = schema.get("properties", {})
         closed = schema.get("additionalProperties") is False
         # A key that is only misspelt is reported as an unknown key, with the right name.
-        misspelt = {nearest(name, known) for name in instance if closed and name not in known}
+        misspelt = {
+            nearest(name, properties) for name in instance if closed and name not in properties
+        }
         for name in required:
             if name not in instance and name not in misspelt:
-                hint = _list_of_tables(known.get(name), (*self._path(error), name))
+                hint = _list_of_tables(properties.get(name), (*self._path(error), name))
                 yield self._key(error, name), f"is missing{hint}"
 
     def _wrong_value(self, error: ValidationError) -> Problem:
@@ -323,11 +329,11 @@ class _Explainer:
     def _hint(self, error: ValidationError, name: str) -> str:
         """Look for a key in the whole schema: it may be in the wrong table."""
         everywhere = list(_all_keys(self._root, self._root, ""))
-        for wanted in (name, nearest(name, (key.rpartition(".")[2] for key in everywhere))):
-            found = [key for key in everywhere if wanted and key.rpartition(".")[2] == wanted]
+        for meant in (name, nearest(name, (key.rpartition(".")[2] for key in everywhere))):
+            matches = [key for key in everywhere if meant and key.rpartition(".")[2] == meant]
             # A key that several tables have does not tell which of them was meant.
-            if len(found) == 1 or (found and not self._path(error)):
-                return f"; did you mean {'.'.join(filter(None, (dotted(self._at), found[0])))}?"
+            if len(matches) == 1 or (matches and not self._path(error)):
+                return f"; did you mean {'.'.join(filter(None, (dotted(self._at), matches[0])))}?"
         return ""
 
     def _quote(self, error: ValidationError) -> str:

@@ -182,11 +182,11 @@ def _check(key: Mapping[str, Any]) -> None:
     """
     schema = config_schema()
     items = schema["properties"]["workspaces"]["items"]["properties"]["write_keys"]["items"]
-    found = problems({**items, "$defs": schema["$defs"]}, key)
-    if not found and (problem := key_problem(key)) is not None:
-        found = [": ".join(problem)]
-    if found:
-        raise EngageError(found[0])
+    mistakes = problems({**items, "$defs": schema["$defs"]}, key)
+    if not mistakes and (problem := key_problem(key)) is not None:
+        mistakes = [": ".join(problem)]
+    if mistakes:
+        raise EngageError(mistakes[0])
 
 
 def _record(kind: str, workspace_id: str, key_id: str, body: Mapping[str, Any], now: int) -> Record:

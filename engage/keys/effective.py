@@ -124,28 +124,28 @@ def effective_keys(workspaces: Iterable[Workspace], records: Iterable[Record]) -
     #: (workspace, id) of every key, and SHA-256 of the key → where it is.
     ids: set[tuple[str, str]] = set()
     places: dict[str, str] = {}
-    known: set[str] = set()
+    workspace_ids: set[str] = set()
     for workspace in workspaces:
-        known.add(workspace.id)
-        for one in workspace.write_keys:
-            identity = (workspace.id, one.id)
+        workspace_ids.add(workspace.id)
+        for write_key in workspace.write_keys:
+            identity = (workspace.id, write_key.id)
             override = overrides.pop(identity, None)
             # Only an override that says so enables a key.
             off = override is not None and body_of(override).get("disabled") is not False
             keys.append(
                 Key(
-                    **{name: getattr(one, name) for name in _FIELDS}
-                    | {"disabled": one.disabled or off},
+                    **{name: getattr(write_key, name) for name in _FIELDS}
+                    | {"disabled": write_key.disabled or off},
                     workspace_id=workspace.id,
                     source="config",
-                    disabled_in_config=one.disabled,
+                    disabled_in_config=write_key.disabled,
                     changed_at=None if override is None else override.at,
                     version=0 if override is None else override.version,
                 )
             )
             ids.add(identity)
-            what = f"the key {one.id!r} of the workspace {workspace.id!r} in the config"
-            places[one.sha256] = what
+            what = f"the key {write_key.id!r} of the workspace {workspace.id!r} in the config"
+            places[write_key.sha256] = what
     masked = {key.key for key in keys}
     for record in sorted(stored, key=lambda record: (record.workspace_id, record.id)):
         what = f"the key {record.id!r} of the workspace {record.workspace_id!r} in the store"
@@ -154,7 +154,7 @@ def effective_keys(workspaces: Iterable[Workspace], records: Iterable[Record]) -
             problems.append(f"{what} is not valid, and is ignored")
             continue
         masked.add(key.key)
-        if key.workspace_id not in known:
+        if key.workspace_id not in workspace_ids:
             problems.append(f"{what} is ignored: the config does not have its workspace")
         elif (key.workspace_id, key.id) in ids:
             problems.append(f"{what} is ignored: the config has a key with this id")
@@ -164,7 +164,7 @@ def effective_keys(workspaces: Iterable[Workspace], records: Iterable[Record]) -
             keys.append(key)
             places[key.sha256] = what
     for workspace_id, key_id in sorted(overrides):
-        if workspace_id in known:
+        if workspace_id in workspace_ids:
             problems.append(
                 f"the key {key_id!r} of the workspace {workspace_id!r} is disabled in the store,"
                 " but the config no longer has it"
@@ -250,6 +250,6 @@ def options_of(key: WriteKey) -> dict[str, Any]:
     them."""
     default = WriteKey(id="")
     chosen = {name: getattr(key, name) for name in sorted(_OPTIONS)}
-    options = {name: one for name, one in chosen.items() if one != getattr(default, name)}
+    options = {name: value for name, value in chosen.items() if value != getattr(default, name)}
     made: dict[str, Any] = orjson.loads(orjson.dumps(options))
     return made

@@ -117,7 +117,7 @@ class Rules:
         secrets = workspace.identity_secrets if workspace.verify_identity == "required" else ()
         return cls(
             protected=frozenset(workspace.protected_traits),
-            identity=tuple(hmac.new(one.encode(), digestmod="sha256") for one in secrets),
+            identity=tuple(hmac.new(secret.encode(), digestmod="sha256") for secret in secrets),
         )
 
     @classmethod

@@ -120,7 +120,7 @@ class KeyTable:
         :param key_id: the key that it came with; one that is gone counts as public.
         """
         server = any(key.kind == "server" for key in self.of(workspace_id) if key.id == key_id)
-        here = (one for one in self._workspaces if one.id == workspace_id)
+        here = (workspace for workspace in self._workspaces if workspace.id == workspace_id)
         return next(map(Rules.of_trusted if server else Rules.of_public, here), None)
 
     @property

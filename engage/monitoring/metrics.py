@@ -221,8 +221,8 @@ class Metrics:
 
         :param name: of a family.
         """
-        for one in labels:
-            self.numbers[name][one] += 0
+        for values in labels:
+            self.numbers[name][values] += 0
 
     def begin_requests(self, codes: Collection[str], providers: Iterable[str]) -> None:
         """Begin the counters of a server that answers requests, as :meth:`begin`.

@@ -76,10 +76,10 @@ def _read(metrics: Metrics) -> Iterable[Metric]:
     """Return the numbers of a table."""
     from prometheus_client.metrics_core import Metric
 
-    found: dict[str, Metric] = {}
+    by_name: dict[str, Metric] = {}
     for family, labels, value in metrics.rows():
         name = f"engage_{family.name}"
-        metric = found.setdefault(name, Metric(name, family.text, family.kind))
+        metric = by_name.setdefault(name, Metric(name, family.text, family.kind))
         given = dict(zip(family.labels, labels, strict=True))
         total = 0.0
         for suffix, bound, number in _samples(family.kind, value):
@@ -90,7 +90,7 @@ def _read(metrics: Metrics) -> Iterable[Metric]:
                 metric.add_sample(name + suffix, {**given, "le": bound}, total)
         if isinstance(value, Histogram):
             metric.add_sample(f"{name}_count", given, total)
-    return found.values()
+    return by_name.values()
 
 
 class SharedNumbers:

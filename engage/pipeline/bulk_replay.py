@@ -40,7 +40,7 @@ class BulkReplay:
     """One replay; it runs in the background once :meth:`start` is called.
 
     :param store: an open store.
-    :param wanted: which letters; those that arrive later, or from its ``until`` on, are left out.
+    :param criteria: which letters; those that arrive later, or from its ``until`` on, are left out.
     :param actor: who started it, for the audit.
     :param clock: returns milliseconds since 1970 UTC.
     :param new_ids: whether the events get new message ids, which conflicts need.
@@ -53,7 +53,7 @@ class BulkReplay:
         store: Storage,
         replays: Replays,
         workspace_id: str,
-        wanted: LetterFilter,
+        criteria: LetterFilter,
         *,
         actor: Actor,
         clock: Callable[[], int],
@@ -74,7 +74,7 @@ class BulkReplay:
         self.actor = actor
         #: Milliseconds since 1970 UTC.
         self.started_at = clock()
-        self.wanted = dataclasses.replace(wanted, until=wanted.until or self.started_at + 1)
+        self.criteria = dataclasses.replace(criteria, until=criteria.until or self.started_at + 1)
         self.state: Literal["running", "done", "cancelled", "stopped"] = "running"
         #: Why it stopped.
         self.message: str | None = None
@@ -127,7 +127,7 @@ class BulkReplay:
         while not self._cancelled:
             started = time.monotonic()
             page = await self._store.scan_dead_letters(self.workspace_id, after=cursor, limit=PAGE)
-            letters = [letter for letter in page.items if self.wanted.matches(letter)]
+            letters = [letter for letter in page.items if self.criteria.matches(letter)]
             for result in await self._replays.replay_all(
                 letters, new_id=self._new_ids, unverified=self._unverified, times=self._times
             ):
@@ -146,7 +146,7 @@ class BulkReplay:
         cursor: str | None = None
         while not self._cancelled:
             page = await self._store.scan_dead_letters(self.workspace_id, after=cursor, limit=PAGE)
-            count += sum(self.wanted.matches(letter) for letter in page.items)
+            count += sum(self.criteria.matches(letter) for letter in page.items)
             cursor = page.cursor
             if cursor is None:
                 break
@@ -171,10 +171,10 @@ class BulkReplay:
 
     def _details(self) -> dict[str, Any]:
         """Return the details for the audit."""
-        wanted = dataclasses.asdict(self.wanted)
+        criteria = dataclasses.asdict(self.criteria)
         return {
             "workspace": self.workspace_id,
-            **{name: value for name, value in wanted.items() if value is not None},
+            **{name: value for name, value in criteria.items() if value is not None},
             "state": self.state,
             "newIds": self._new_ids,
             "unverified": self._unverified,

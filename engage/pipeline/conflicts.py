@@ -45,10 +45,10 @@ class Conflicts:
             return ApiError("event_refused", reason)
         stored = outcome.stored
         if stored is None:
-            found = await self._ingest.find(event)
-            if found is None:  # it has just expired, so the next attempt stores this one
+            earlier = await self._ingest.find(event)
+            if earlier is None:  # it has just expired, so the next attempt stores this one
                 raise StorageUnavailable("the event with this message id has just expired")
-            stored = found.body
+            stored = earlier.body
         if stored and not stored.startswith(ERASED):
             return find_conflict(event, stored)
         key = self._erasures_key

@@ -292,9 +292,9 @@ def read_item(data: bytes) -> tuple[Any, list[Problem]]:
     :return: what orjson writes with these values as they were sent, and a problem for each.
     :raises ValueError: if it is not JSON.
     """
-    found: list[tuple[tuple[str, ...], str]] = []
-    value = storable(read_json(data), lambda path: len(path) == 1 and path[0] in IDS, found)
-    return value, [Problem("".join(map(pointer, path)), message) for path, message in found]
+    unstorable: list[tuple[tuple[str, ...], str]] = []
+    value = storable(read_json(data), lambda path: len(path) == 1 and path[0] in IDS, unstorable)
+    return value, [Problem("".join(map(pointer, path)), message) for path, message in unstorable]
 
 
 def _decode_item(data: bytes, limits: Limits, refusal: ApiError) -> Any:

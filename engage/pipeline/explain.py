@@ -273,8 +273,10 @@ def describe_change(change: Change) -> str:
     match change:
         case Seen(kind, name):
             return f"the {kind} {name} would exist"
-        case Traits(kind, name, traits) if any(one.startswith(TRUSTED) for one in traits):
-            named = ", ".join(one.removeprefix(f"{TRUSTED}:") for one in traits if one != TRUSTED)
+        case Traits(kind, name, traits) if any(trait.startswith(TRUSTED) for trait in traits):
+            named = ", ".join(
+                trait.removeprefix(f"{TRUSTED}:") for trait in traits if trait != TRUSTED
+            )
             return f"vouches for the {kind} {name}{named and f': {named}'}"
         case Traits(kind, name, traits):
             return f"sets traits of the {kind} {name}: {', '.join(traits)}"

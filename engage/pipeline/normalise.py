@@ -296,9 +296,9 @@ def _drop_protected(document: dict[str, Any], protected: frozenset[str]) -> None
     dropped: set[str] = set()
     for holder in (document, context):
         traits = holder.get("traits")
-        if type(traits) is dict and (found := traits.keys() & protected):
-            holder["traits"] = {name: traits[name] for name in traits if name not in found}
-            dropped |= found
+        if type(traits) is dict and (named := traits.keys() & protected):
+            holder["traits"] = {name: traits[name] for name in traits if name not in named}
+            dropped |= named
     if dropped:
         dropped |= dropped_traits(document)
         mark = {**engage_mark(document), "droppedTraits": sorted(dropped)}

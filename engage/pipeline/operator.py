@@ -104,10 +104,10 @@ async def decide_link(
 async def _profile(
     store: Storage, workspace_id: str, kind: Kind, name: str
 ) -> UserProfile | VisitorProfile:
-    found = await (store.profile if kind is Kind.USER else store.visitor)(workspace_id, name)
-    if found is None:
+    profile = await (store.profile if kind is Kind.USER else store.visitor)(workspace_id, name)
+    if profile is None:
         raise EngageError(f"the workspace {workspace_id!r} has no {kind} {name!r}")
-    return found
+    return profile
 
 
 async def _write(

@@ -231,28 +231,28 @@ class Replays:
         :return: the outcome of each, in their order.
         :raises StorageUnavailable: as :meth:`replay`.
         """
-        wanted = [(letter, _without(letter, times) if times else None) for letter in letters]
-        return await self._run(wanted, new_id, unverified)
+        texts = [(letter, _without(letter, times) if times else None) for letter in letters]
+        return await self._run(texts, new_id, unverified)
 
     # ------------------------------------------------------------------------------------ steps
     async def _run(
         self,
-        wanted: Sequence[tuple[DeadLetter, bytes | None]],
+        texts: Sequence[tuple[DeadLetter, bytes | None]],
         new_id: bool,
         unverified: bool,
     ) -> Sequence[Replayed]:
-        made = [await self._prepare(letter, text, new_id, unverified) for letter, text in wanted]
-        events = [one for one in made if isinstance(one, Event)]
+        made = [await self._prepare(letter, text, new_id, unverified) for letter, text in texts]
+        events = [event for event in made if isinstance(event, Event)]
         outcomes = iter(await self._write(events) if events else ())
         results = [
-            await self._settle(letter, one, next(outcomes)) if isinstance(one, Event) else one
-            for (letter, _), one in zip(wanted, made, strict=True)
+            await self._settle(letter, event, next(outcomes)) if isinstance(event, Event) else event
+            for (letter, _), event in zip(texts, made, strict=True)
         ]
-        settled = [one.letter_id for one in results if one.outcome != "failed"]
+        settled = [result.letter_id for result in results if result.outcome != "failed"]
         if settled:
             store = self._ingest.store
             async with within(self._ingest.timeout):
-                await store.remove(wanted[0][0].workspace_id, settled)
+                await store.remove(texts[0][0].workspace_id, settled)
         return results
 
     async def _prepare(

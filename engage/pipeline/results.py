@@ -103,10 +103,10 @@ class BatchState:
 
         :param offset: a number to add to each index.
         """
-        found = sorted(self.rejected, key=lambda item: item.index)
+        items = sorted(self.rejected, key=lambda item: item.index)
         if offset:
-            found = [dataclasses.replace(item, index=item.index + offset) for item in found]
-        return found
+            items = [dataclasses.replace(item, index=item.index + offset) for item in items]
+        return items
 
 
 def outcome_of(problem: ApiError | Conflict | None) -> str:

@@ -149,17 +149,17 @@ class Schemas:
         :return: at most :data:`~engage.errors.MAX_ERRORS` problems, sorted by pointer; none if the
             value is valid.
         """
-        found: dict[str, Problem] = {}
+        by_pointer: dict[str, Problem] = {}
         for _, error in zip(
             range(_EXAMINED), self._reporters[kind].iter_errors(value), strict=False
         ):
             for problem in _describe(error):
                 # One problem per value is enough: the first rule that it breaks.
-                found.setdefault(problem.pointer, problem)
-        if "" in found and len(found) > 1 and not _IDS.isdisjoint(found):
+                by_pointer.setdefault(problem.pointer, problem)
+        if "" in by_pointer and len(by_pointer) > 1 and not _IDS.isdisjoint(by_pointer):
             # The invalid id is reported already; "an id is required" would only confuse.
-            del found[""]
-        return sorted(found.values(), key=lambda problem: problem.pointer)[:MAX_ERRORS]
+            del by_pointer[""]
+        return sorted(by_pointer.values(), key=lambda problem: problem.pointer)[:MAX_ERRORS]
 
 
 def _describe(error: ValidationError) -> Iterator[Problem]:
@@ -176,7 +176,7 @@ def _describe(error: ValidationError) -> Iterator[Problem]:
     schema: Any = error.schema
     words = _message(keyword, instance, rule, schema.get("x-messages", {}))
     if keyword == "anyOf":
-        words += _meant(error, [name for one in rule for name in one.get("required", ())])
+        words += _meant(error, [name for part in rule for name in part.get("required", ())])
     yield Problem(place, words)
 
 
@@ -190,8 +190,8 @@ def _meant(error: ValidationError, absent: Iterable[str]) -> str:
     )
     unknown = list(sent)
     for name in absent:
-        if (found := nearest(name, unknown)) is not None:
-            return f"; did you mean `{name}` (you sent `{found}`)?"
+        if (similar := nearest(name, unknown)) is not None:
+            return f"; did you mean `{name}` (you sent `{similar}`)?"
     return ""
 
 

@@ -179,7 +179,7 @@ class Arrivals:
         await self._insert(runs)
         # Not before: the document of this process covers what the journal does not have.
         entered = {*runs}
-        self._ended = [one for one in self._ended if one[1] not in entered]
+        self._ended = [ended for ended in self._ended if ended[1] not in entered]
         self._before = self._least()
 
     async def _insert(self, runs: Sequence[Run]) -> None:
@@ -218,7 +218,7 @@ class Arrivals:
 
     def _least(self) -> ObjectId:
         """Return the lowest ``_seq`` that an event of this process has which is not entered."""
-        mine = (one.first for one in self._left if _process_of(one.first) == self._sequence.process)
+        mine = (run.first for run in self._left if _process_of(run.first) == self._sequence.process)
         return min(mine, default=self._sequence())
 
     async def _update(self) -> None:
