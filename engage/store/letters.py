@@ -118,7 +118,7 @@ def storable(letter: DeadLetter) -> DeadLetter:
     return DeadLetter(**values)
 
 
-@plan()
+@plan(locks=lambda letters: {(one.workspace_id,) for one in letters})
 def keep(letters: Sequence[DeadLetter]) -> Steps[list[bool]]:
     """Keep letters within the budgets, and return of each whether it is kept now. One that an
     erasure covers counts as kept."""
