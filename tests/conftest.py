@@ -24,7 +24,7 @@ from tornado.ioloop import IOLoop
 pytest.register_assert_rewrite("support.rules")
 
 from engage.monitoring.logs import ACCESS  # noqa: E402
-from support import mongo, server_process, virtual_time  # noqa: E402
+from support import mongo, postgres, server_process, virtual_time  # noqa: E402
 from support.server_process import SQLITE, Server, start_server  # noqa: E402
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ LONGER = ("long", "mongo", "kafka", "sdk", "browser", "timing")
 #: … and collects these, which need packages that `make test` does not install.
 LONGER_PATHS = (
     *("tests/browser", "tests/clients", "tests/sdks", "tests/plugins/kafka", "tests/plugins/mongo"),
+    "tests/plugins/postgres",
     *("tests/docs/test_nginx.py", "tests/server/test_hosts.py", "tests/server/test_load_kafka.py"),
     *("tests/server/test_memory.py", "tests/server/test_overload.py"),
 )
@@ -51,6 +52,10 @@ WHERE_POSSIBLE = {
     "tests/plugins/mongo/test_conformance.py::": (
         mongo.is_ready(),
         "that MongoDB keeps what a storage must (no server in ENGAGE_TEST_MONGO_URL)",
+    ),
+    "tests/plugins/postgres/test_conformance.py::": (
+        postgres.is_ready(),
+        "that PostgreSQL keeps what a storage must (no server, or no asyncpg)",
     ),
     "tests/sdks/test_calls.py::test_each_call_is_stored_as_meant[segment-analytics-node]": (
         shutil.which("npm") is not None,
@@ -120,7 +125,7 @@ def _group_of(path: str) -> str:
     text = Path(path).read_text()
     if "kafka_nodes" in text:
         return "kafka"
-    return "" if "support.mongo_conformance" in text else path
+    return "" if "support.mongo_conformance" in text or "postgres.shared" in text else path
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -12,6 +12,7 @@ import pytest
 
 import engage
 from engage_plugins.mongo import schema as mongo
+from engage_plugins.postgres import schema as postgres
 from engage_plugins.sqlite import schema as sqlite
 from support.each import each
 
@@ -21,7 +22,8 @@ ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "CHANGELOG.md").read_text("utf-8")
 STORES = (
     f"SQLite {sqlite.VERSION} (readable from {sqlite.MIN_READER}), "
-    f"MongoDB {mongo.VERSION} (readable from {mongo.MIN_READER})"
+    f"MongoDB {mongo.VERSION} (readable from {mongo.MIN_READER}), "
+    f"PostgreSQL {postgres.VERSION} (readable from {postgres.MIN_READER})"
 )
 SECTIONS = ["Breaking", "Do this", "New", "Fixed"]
 

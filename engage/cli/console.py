@@ -19,7 +19,7 @@ def console(instance: Instance) -> None:
     """Run the console alone until SIGTERM or Ctrl-C.
 
     `engage serve` runs the console beside the server. Run it alone on another machine, for example
-    one console for several servers with one MongoDB.
+    one console for several servers with one MongoDB or PostgreSQL.
     """
     # Imported here, because no other command needs the server.
     from engage.server.console import serve_console

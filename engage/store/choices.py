@@ -176,7 +176,13 @@ def _idle(whose: Key) -> Steps[list[bytes]]:
     return [key for (key,) in part.rows]
 
 
-@plan()
+def _named(changes: Sequence[SubscriptionChange]) -> set[Key]:
+    """Return the subjects of changes, and their ids."""
+    subjects = {(change.workspace_id, change.subject.id) for change in changes}
+    return subjects | {(change.workspace_id, "change", change.id) for change in changes}
+
+
+@plan(locks=_named)
 def apply_all(changes: Sequence[SubscriptionChange]) -> Steps[list[dict[str, bool]]]:
     """Apply changes in their order, each once by its id; see
     :meth:`~engage.store.facade.Storage.apply`.

@@ -27,6 +27,7 @@ from engage.store.tables import (
     Row,
     Steps,
     Table,
+    nothing,
     plan,
 )
 
@@ -45,7 +46,7 @@ COUNTS: Final = Table(
 )
 
 
-@plan()
+@plan(locks=nothing)
 def put(counts: Sequence[Count]) -> Steps[None]:
     """Write registers; of several values of one register the greatest stays."""
     keys = [(x.name, x.workspace_id, orjson.dumps(x.labels).decode()) for x in counts]

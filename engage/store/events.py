@@ -42,6 +42,7 @@ from engage.store.tables import (
     Row,
     Steps,
     Table,
+    nothing,
     plan,
 )
 
@@ -143,7 +144,22 @@ def changing(event: Event) -> Changing:
         raise UnstorableError("the event's body does not fit its type") from None
 
 
-@plan()
+def _named(rows: Sequence[Row]) -> set[Key]:
+    """Return the people and groups that events may change."""
+    named: set[Key] = set()
+    for row in rows:
+        space, user, visitor = row[0], row[_USER_ID], row[_ANONYMOUS_ID]
+        changes = row[_TYPE] in _CHANGING
+        if changes or None not in (user, visitor):
+            named.update((space, name) for name in (user, visitor) if name is not None)
+        if row[_TYPE] == "group":
+            named.add((space, "groups", ""))  # The id is in the body.
+        if changes and user is None:
+            named.add((space, "visitors", ""))  # They are counted.
+    return named
+
+
+@plan(locks=_named)
 def write(rows: Sequence[Row]) -> Steps[tuple[dict[int, Outcome], int]]:
     """Store those of some events that are new, and apply their changes.
 
@@ -294,7 +310,7 @@ def _place_of(cursor: str | None) -> Place | None:
     return (int(cursor),)
 
 
-@plan(frees=True)
+@plan(frees=True, locks=nothing)
 def expire(before: int, limit: int, force: bool) -> Steps[int]:
     """Delete the oldest events, and return how many; see :meth:`Events.expire`."""
     if not force:

@@ -118,7 +118,7 @@ def storable(letter: DeadLetter) -> DeadLetter:
     return DeadLetter(**values)
 
 
-@plan()
+@plan(locks=lambda letters: {(letter.workspace_id,) for letter in letters})
 def keep(letters: Sequence[DeadLetter]) -> Steps[list[bool]]:
     """Keep letters within the budgets, and return of each whether it is kept now. One that an
     erasure covers counts as kept."""

@@ -17,6 +17,7 @@ from engage.store.tables import (
     Steps,
     Table,
     Under,
+    nothing,
     plan,
 )
 
@@ -72,7 +73,7 @@ def suppression_of(row: Row) -> Suppression:
     )
 
 
-@plan()
+@plan(locks=nothing)
 def suppress(suppressions: Sequence[Suppression]) -> Steps[None]:
     """Write those that are later than what is stored."""
     latest: dict[tuple[str, ...], Row] = {}

@@ -277,6 +277,10 @@ class Plan(Generic[Parameters, Result]):
     frees: bool = False
     #: Whether what it deletes or replaces must not be left in free space.
     overwrites: bool = False
+    #: For executors that lock: gets the arguments, and returns what the plan names. Two plans that
+    #: name the same run one after the other; what :class:`Pages` returns is not named. None: it
+    #: runs while no other plan does.
+    locks: Callable[..., Collection[Key]] | None = None
 
     @property
     def name(self) -> str:
@@ -295,17 +299,26 @@ class Plan(Generic[Parameters, Result]):
         return self.function(*args, **kwargs)
 
 
+def nothing(*_: Any) -> Collection[Key]:
+    """Name nothing: for plans whose steps are right by themselves."""
+    return ()
+
+
 #: Name → plan, for executors that run plans in another process.
 PLANS: Final[dict[str, Plan[..., Any]]] = {}
 
 
 def plan(
-    *, repeatable: bool = True, frees: bool = False, overwrites: bool = False
+    *,
+    repeatable: bool = True,
+    frees: bool = False,
+    overwrites: bool = False,
+    locks: Callable[..., Collection[Key]] | None = None,
 ) -> Callable[[Callable[Parameters, Steps[Result]]], Plan[Parameters, Result]]:
     """Make a plan of a function and register it; see :class:`Plan` for the parameters."""
 
     def made(function: Callable[Parameters, Steps[Result]]) -> Plan[Parameters, Result]:
-        new = Plan(function, repeatable=repeatable, frees=frees, overwrites=overwrites)
+        new = Plan(function, repeatable=repeatable, frees=frees, overwrites=overwrites, locks=locks)
         if new.name in PLANS:
             raise ValueError(f"there is a plan {new.name} already")
         PLANS[new.name] = new

@@ -23,7 +23,6 @@ from engage.store.tables import (
     Get,
     Page,
     Pages,
-    Place,
     Plan,
     Put,
     Steps,
@@ -41,8 +40,7 @@ from support.executors import (
     TABLES,
     Change,
     Side,
-    ToldError,
-    comparable,
+    check_the_same,
     examples,
     one,
     plan,
@@ -100,41 +98,8 @@ def sqlite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sqlite]:
 def test_the_executors_return_the_same(
     sqlite: Sqlite, example: tuple[list[tuple[list[Change], bool]], list[Pages]]
 ) -> None:
-    plans, wanted = example
     sqlite.empty()
-    sides = (Side(MemoryTables()), Side(sqlite))
-    kept: list[tuple[Pages, list[Place | None]]] = []
-    sides[1].check_numbers()
-    for made, fails in plans:
-        answers: list[Any] = []
-        for side in sides:
-            try:
-                found = side.execute(plan(made, fails=fails))
-                answers.append([*map(comparable, [step.table for step in made], found)])
-            except ToldError:
-                answers.append("failed")
-            side.check_numbers()
-        # A page that looked at enough has other rows; see below.
-        for step, *found in zip(made, *answers, strict=True) if answers[0] != "failed" else ():
-            if not isinstance(step, Pages) or step.most == 50:
-                assert found[0] == found[1], step
-        assert (answers[0] == "failed") is (answers[1] == "failed") is fails
-        for step in wanted:
-            chains = [side.follow(step) for side in sides]
-            expected, found = (rows_of(step.table, chain) for chain in chains)
-            assert found == expected, step
-            for side, chain in zip(sides, chains, strict=True):
-                for at, page in enumerate(chain):
-                    rest = side.follow(step._replace(after=page.place))
-                    assert rows_of(step.table, rest) == rows_of(step.table, chain[at + 1 :]), step
-            kept.append((step, [chain[-1].place for chain in chains]))
-    # The places of the last pages: what is behind them now?
-    for step, places in kept:
-        chains = [
-            side.follow(step._replace(after=place))
-            for side, place in zip(sides, places, strict=True)
-        ]
-        assert rows_of(step.table, chains[0]) == rows_of(step.table, chains[1]), step
+    check_the_same(sqlite, example)
 
 
 def test_a_page_ends_with_the_row_that_makes_it_large(

@@ -26,6 +26,7 @@ A storage or a pipeline, without HTTP:
   thread of the test
 - ``mongo``: servers that speak MongoDB's protocol; ``mongo_proxy`` makes one misbehave,
   ``mongo_conformance`` is the conformance suite on one
+- ``postgres``: a PostgreSQL server that a test may kill, stop and configure
 - ``executors``: plans of all steps over some tables, for comparing executors
 - ``kafka``: three Kafka nodes that a test may kill, and brokers without Java; ``tcp_proxy`` cuts
   and holds connections, ``kafka_log`` makes logs on them, and writers and readers

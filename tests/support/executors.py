@@ -10,7 +10,20 @@ from typing import Any
 from hypothesis import strategies as st
 
 from engage.api import StorageContext
-from engage.store.tables import Add, Delete, Get, Page, Pages, Put, Row, Steps, Table, Under
+from engage.store.memory import MemoryTables
+from engage.store.tables import (
+    Add,
+    Delete,
+    Get,
+    Page,
+    Pages,
+    Place,
+    Put,
+    Row,
+    Steps,
+    Table,
+    Under,
+)
 
 Change = Get | Under | Add | Put | Delete | Pages
 
@@ -183,3 +196,43 @@ def comparable(table: Table, answer: Any) -> Any:
 
 def rows_of(table: Table, pages: Sequence[Page]) -> list[Row]:
     return [row for page in pages for row in comparable(table, page)]
+
+
+def check_the_same(
+    executor: Any, example: tuple[list[tuple[list[Change], bool]], list[Pages]]
+) -> None:
+    """Check that an executor with empty tables returns what the one in memory does."""
+    plans, wanted = example
+    sides = (Side(MemoryTables()), Side(executor))
+    kept: list[tuple[Pages, list[Place | None]]] = []
+    sides[1].check_numbers()
+    for made, fails in plans:
+        answers: list[Any] = []
+        for side in sides:
+            try:
+                found = side.execute(plan(made, fails=fails))
+                answers.append([*map(comparable, [step.table for step in made], found)])
+            except ToldError:
+                answers.append("failed")
+            side.check_numbers()
+        # A page that looked at enough has other rows; see below.
+        for step, *found in zip(made, *answers, strict=True) if answers[0] != "failed" else ():
+            if not isinstance(step, Pages) or step.most == 50:
+                assert found[0] == found[1], step
+        assert (answers[0] == "failed") is (answers[1] == "failed") is fails
+        for step in wanted:
+            chains = [side.follow(step) for side in sides]
+            expected, found = (rows_of(step.table, chain) for chain in chains)
+            assert found == expected, step
+            for side, chain in zip(sides, chains, strict=True):
+                for at, page in enumerate(chain):
+                    rest = side.follow(step._replace(after=page.place))
+                    assert rows_of(step.table, rest) == rows_of(step.table, chain[at + 1 :]), step
+            kept.append((step, [chain[-1].place for chain in chains]))
+    # The places of the last pages: what is behind them now?
+    for step, places in kept:
+        chains = [
+            side.follow(step._replace(after=place))
+            for side, place in zip(sides, places, strict=True)
+        ]
+        assert rows_of(step.table, chains[0]) == rows_of(step.table, chains[1]), step
