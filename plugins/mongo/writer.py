@@ -31,7 +31,7 @@ from engage.store.changes import EncodedChange
 from engage.store.events import Changing, UnstorableError
 
 from .arrivals import Arrivals, Run
-from .connection import DUPLICATE, Connection
+from .connection import BATCH, DUPLICATE, Connection
 from .documents import Sequencer, encode_event, event_id
 from .profiles import Cache
 from .schema import EVENTS
@@ -358,8 +358,14 @@ class Writer:
         return len(documents)
 
     async def _remove_marks(self, marks: Iterable[tuple[str, str | None]]) -> None:
-        """Remove marks from events, each by its ``_id``: a sharded cluster sends that to one shard,
-        and FerretDB would read the whole collection to find marks."""
-        unset = {"$unset": {"_mark": ""}}
-        statements = [{"q": {"_id": key, "_mark": mark}, "u": unset} for key, mark in marks if mark]
+        """Remove marks from events by their ``_id``: a sharded cluster sends that to few shards.
+
+        Many at once, because FerretDB reads the whole collection for each statement.
+        """
+        marked = [(key, mark) for key, mark in marks if mark]
+        statements = []
+        for start in range(0, len(marked), BATCH):
+            keys, same = zip(*marked[start : start + BATCH], strict=True)
+            query = {"_id": {"$in": keys}, "_mark": {"$in": [*{*same}]}}
+            statements.append({"q": query, "u": {"$unset": {"_mark": ""}}, "multi": True})
         await self._connection.update(EVENTS, statements)

@@ -170,8 +170,9 @@ async def test_marks_are_removed_after_the_acknowledgement(tmp_path: Path) -> No
     assert await _marked(url) == 0
 
 
-async def test_a_mark_is_removed_by_the_id_of_its_event(tmp_path: Path) -> None:
-    """A query for marks would read all events on FerretDB, and ask all shards of a cluster."""
+async def test_marks_are_removed_by_the_ids_of_their_events(tmp_path: Path) -> None:
+    """A query for marks would ask all shards of a cluster. FerretDB reads all events for each
+    statement, so there is one for many events."""
     queries: list[Any] = []
 
     def note(name: str, command: Mapping[str, Any]) -> None:
@@ -184,7 +185,9 @@ async def test_a_mark_is_removed_by_the_id_of_its_event(tmp_path: Path) -> None:
             proxy.rule = note
             await made.write([identify(f"m{n}", "u", n) for n in range(30)] + [event("n")])
             await eventually(lambda: not raw(url).events.find_one({"_mark": {"$exists": True}}))
-    assert {query["_id"] for query in queries} == {f"{WORKSPACE}:api:m{n}" for n in range(30)}
+    # It is sent again if the store is closed before the answer is there.
+    (ids,) = {frozenset(query["_id"]["$in"]) for query in queries}
+    assert ids == {f"{WORKSPACE}:api:m{n}" for n in range(30)}
 
 
 async def _cut_off(tmp_path: Path, url: str, proxy: Proxy, events: Sequence[Any]) -> None:
