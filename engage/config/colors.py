@@ -41,5 +41,5 @@ def lightened(color: str, background: str) -> str:
     )
     steps = [lightness + (1 - lightness) * percent / 100 for percent in range(101)]
     shades = (colorsys.hls_to_rgb(hue, step, saturation) for step in steps)
-    lighter = [f"#{bytes(round(255 * one) for one in shade).hex()}" for shade in shades]
+    lighter = [f"#{bytes(round(255 * part) for part in shade).hex()}" for shade in shades]
     return next(shade for shade in lighter if contrast(shade, background) >= READABLE)

@@ -143,7 +143,7 @@ class PostgresStorage(Storage):
     async def _move_on(self) -> int:
         # Numbers are given before commits. But when the plans have ended that were running when the
         # greatest was read, each event with a smaller one is visible, or never will be. Only plans
-        # of this store count, so a long transaction of somebody else stops no follower.
+        # of this store count: a long transaction of another program holds nobody up.
         async with self._pool.borrowed() as db:
             last: int = await db.fetchval(_LAST)
             waiting = await self._pool.writers(db)

@@ -37,10 +37,12 @@ class NoServerError(Exception):
 @functools.cache
 def _programs() -> Path | None:
     """Return the folder of the newest server that is installed."""
-    found = [Path(path).parent for path in [shutil.which("initdb")] if path]
-    found += Path("/usr/lib/postgresql").glob("*/bin")
-    there = [path for path in found if (path / "initdb").exists()]
-    return max(there, key=lambda path: (path.parent.name.isdigit(), path.parent.name), default=None)
+    folders = [Path(path).parent for path in [shutil.which("initdb")] if path]
+    folders += Path("/usr/lib/postgresql").glob("*/bin")
+    installed = [path for path in folders if (path / "initdb").exists()]
+    return max(
+        installed, key=lambda path: (path.parent.name.isdigit(), path.parent.name), default=None
+    )
 
 
 def is_ready() -> bool:

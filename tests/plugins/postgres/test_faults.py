@@ -78,7 +78,7 @@ async def test_a_server_that_is_killed(server: PostgresServer) -> None:
         outcomes = await eventually(
             lambda: store.write([event("before"), event("after")]), StorageUnavailable
         )
-        assert [one.status for one in outcomes] == [Status.DUPLICATE, Status.STORED]
+        assert [outcome.status for outcome in outcomes] == [Status.DUPLICATE, Status.STORED]
 
 
 async def test_a_server_that_is_read_only(server: PostgresServer) -> None:
@@ -106,7 +106,7 @@ async def test_a_role_without_connections_and_rights(server: PostgresServer) -> 
         await store.check()
         await store_all(store, event("m"))
         page = await store.follow(after=None, limit=9)
-        assert [one.message_id for one in page.items] == ["m"]
+        assert [event.message_id for event in page.items] == ["m"]
 
 
 async def test_all_connections_are_busy(server: PostgresServer) -> None:
@@ -132,7 +132,7 @@ async def test_an_answer_that_is_lost_in_the_middle_of_a_commit(server: Postgres
                 await asyncio.sleep(0.2)
                 proxy.cut()
                 answers = await asyncio.gather(*writes, return_exceptions=True)
-                assert [type(one) for one in answers] == [StorageUnavailable] * 2
+                assert [type(answer) for answer in answers] == [StorageUnavailable] * 2
             finally:
                 server.set(synchronous_standby_names="")
             (outcome,) = await eventually(lambda: store.write([event("m")]), StorageUnavailable)
@@ -142,7 +142,7 @@ async def test_an_answer_that_is_lost_in_the_middle_of_a_commit(server: Postgres
 
 
 async def test_a_standby_that_is_missing(server: PostgresServer) -> None:
-    """Neither an event nor a duplicate is acknowledged, also if somebody ends the waiting."""
+    """No event and no duplicate is acknowledged, even if an operator cancels the wait."""
     async with opened(await created(server), write_timeout=1.5) as store:
         await store_all(store, event("before"))
         server.set(synchronous_standby_names="missing")
@@ -159,7 +159,7 @@ async def test_a_standby_that_is_missing(server: PostgresServer) -> None:
             server.set(synchronous_standby_names="")
         names = ["before", "m", "cancelled"]
         outcomes = await eventually(lambda: store.write([*map(event, names)]), StorageUnavailable)
-        assert {one.status for one in outcomes} == {Status.DUPLICATE}
+        assert {outcome.status for outcome in outcomes} == {Status.DUPLICATE}
 
 
 async def test_a_server_that_may_lose_events_is_refused(
@@ -192,7 +192,7 @@ async def test_synchronous_commit_of_the_role_does_not_count(server: PostgresSer
 
 # ------------------------------------------------------------------------------------- following
 async def test_a_place_is_final_while_a_transaction_is_open(server: PostgresServer) -> None:
-    """One that has its number already; and one of somebody else, which stops nobody."""
+    """A follower waits for a write that has its number, but not for another program."""
     from engage.store.events import EVENTS, row_of
     from engage.store.tables import Add
     from engage_plugins.postgres.steps import Run
@@ -201,7 +201,7 @@ async def test_a_place_is_final_while_a_transaction_is_open(server: PostgresServ
     async with opened(options) as store, opened(options) as other:
         await store_all(store, event("a"))
         first = await store.follow(after=None, limit=9)
-        assert [one.message_id for one in first.items] == ["a"]
+        assert [event.message_id for event in first.items] == ["a"]
         async with store._pool.borrowed() as db:
             await store._pool.begin(db, ())
             await Run(db).execute(Add(EVENTS, [row_of(event("late"))]))
@@ -215,7 +215,7 @@ async def test_a_place_is_final_while_a_transaction_is_open(server: PostgresServ
             start = time.monotonic()
             page = await store.follow(after=first.cursor, limit=9)
             assert time.monotonic() - start < 0.9
-            assert [one.message_id for one in page.items] == ["late", "early"]
+            assert [event.message_id for event in page.items] == ["late", "early"]
 
 
 async def test_what_a_stopped_process_left_is_ended(server: PostgresServer) -> None:
@@ -242,16 +242,16 @@ async def test_a_restored_store_is_another_one(server: PostgresServer) -> None:
     server.program("pg_dump", "--format=custom", f"--schema={options['schema']}", dump, where)
     assert "pg_restore --exit-on-error" in restore
     server.psql("CREATE DATABASE restored")
-    there = f"postgresql://postgres@127.0.0.1:{server.port}/restored"
+    target = f"postgresql://postgres@127.0.0.1:{server.port}/restored"
     server.program(
-        "pg_restore", "--exit-on-error", f"--dbname={there}", str(server.folder / "engage.dump")
+        "pg_restore", "--exit-on-error", f"--dbname={target}", str(server.folder / "engage.dump")
     )
-    store = make_store({**options, "url": there})
+    store = make_store({**options, "url": target})
     await store.open(create=False)
     assert len(await ids(store)) == 5
     await failed(store.follow(after=page.cursor, limit=9), "the store was restored")
     await store.close()
-    async with opened({**options, "url": there}) as store:
+    async with opened({**options, "url": target}) as store:
         with pytest.raises(ForeignCursor):
             await store.follow(after=page.cursor, limit=9)
         assert len((await store.follow(after=None, limit=9)).items) == 5
